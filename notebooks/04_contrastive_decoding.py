@@ -313,7 +313,7 @@ named.pivot(index="what", columns="shape", values="median").round(2)
 # documents, with a mini LongT5 of **random weights**: these are costs, not scores. The documents are stored in the
 # format of Multi-News; in that of BigPatent, the code reads the same. The table has the FLOPs of each rule and the
 # parts of them that go to *logits* and to the keys and values of the *source*, all as shares of full depth's FLOPs. The
-# figure counts FLOPs at the sizes of the synthetic profile's models (*mini*), T5-base and T5-large.
+# figure counts FLOPs at the sizes of the synthetic profile's models (*mini T5*), T5-base and T5-large.
 
 # %% tags=["hide-input"]
 documents = experiment.long_documents(long_corpus, long_limit)["Multi-News"]

@@ -496,7 +496,7 @@ def lengths_figure(grown: pd.DataFrame):
         grown[(grown["shape"] == "t5-large") & (grown.rule == MARGIN)].set_index("source_tokens").flops_share
     )
     figure = figures.facets(
-        grown,
+        grown.replace({"shape": figures.SIZES}),
         figures.lines,
         "shape",
         x="source_tokens",

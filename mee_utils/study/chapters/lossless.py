@@ -16,7 +16,7 @@ At this size much of a decision's time is Python overhead. `make bench` lets dec
 random weights replay what the CALM model did here: tokens exit at the same relative depth, the same drafts
 are right and wrong, every decision is computed. *Verified* exits are planned again for each size.
 *Unverified*: among the cheapest rules of each family that keep 99 % of the score (08), the fastest over one
-layer and the fastest over several. *mini* has the sizes of the profile's own models. The encoder, which
+layer and the fastest over several. *mini T5* has the sizes of the profile's own models. The encoder, which
 exits cannot speed up, takes a smaller share of the time here than it does
 for short answers to long inputs."""
 
@@ -100,7 +100,7 @@ def _idle(others: pd.DataFrame, batch: int) -> str:
 def shape_figure(simulated: pd.DataFrame, tasks: list[str], note: str = ""):
     """Simulated tokens a second at T5's sizes, verified and unverified."""
     return figures.facets(
-        simulated,
+        simulated.replace({"shape": figures.SIZES}),
         _draw_shapes,
         values=tasks,
         empty="not simulated",

@@ -609,7 +609,7 @@ SHADES = {"mini": "#a5a5a5", "t5-base": "#6f6f6f", "t5-large": "#222222"}
 
 def _draw_cost(axis, rows: pd.DataFrame) -> None:
     styles = {
-        name: figures.Style(figures.label(name), SHADES.get(name, figures.BLUE), marker)
+        name: figures.Style(figures.SIZES.get(name, name), SHADES.get(name, figures.BLUE), marker)
         for name, marker in zip(rows["shape"].unique(), "os^Dv", strict=False)
     }
     figures.lines(axis, rows, "ids", "value", "shape", styles=styles)
