@@ -189,8 +189,9 @@ def _even_lines(text: str, width: int) -> str:
     'one two three\\nfour five'
     """
     lines = textwrap.wrap(text, width)
-    for narrower in range(width - 1, 0, -1):
-        shorter = textwrap.wrap(text, narrower, break_long_words=False)
+    longest = max(map(len, text.split()))
+    for narrower in range(width - 1, longest - 1, -1):
+        shorter = textwrap.wrap(text, narrower)
         if len(shorter) > len(lines):
             break
         lines = shorter

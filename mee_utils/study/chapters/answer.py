@@ -37,6 +37,7 @@ CHEAPEST = {  # kind of rule -> how its cheapest setting is drawn
     kind: figures.Style(f"cheapest rule over {kind}", figures.STYLES[kind].colour, marker)
     for kind, marker in ((open_question.SEVERAL, "^"), (open_question.ONE, "o"))
 }
+SIGNS = {"^": "▲", "o": "●"}  # the markers of `CHEAPEST` in a text
 SPEEDS = ["speed", "lowest", "highest"]
 FLOPS_DRAWN = (0.3, 1.35)
 IN_PLURAL = {  # verdicts of the ledger, said of several statements
@@ -339,7 +340,7 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
         style = CHEAPEST[row.kind]
         look = {"color": style.colour, "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
         axis.plot(row.flops_share, row.retained, style.marker, label=f"{style.label}, {quality:.0%}", **look)
-        name = f"{figures.label(row.rule)}: {row.flops_share:.0%}"
+        name = f"{SIGNS[style.marker]} {figures.label(row.rule)}: {row.flops_share:.0%}"
         behind = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1}
         place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9, "bbox": behind}
         axis.text(0.98, 0.05 + 0.09 * number, name, color=style.colour, **place)
