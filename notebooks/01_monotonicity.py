@@ -47,12 +47,12 @@ from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_retrained
 
 experiment = Experiment.of_notebook("01_monotonicity", globals())
-bands = experiment.note(limit, "bands: 95 % intervals over sequences")
-whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
 tasks = experiment.tasks(limit)
 layers = experiment.layers
 
 # %% tags=["hide-input"]
+bands = experiment.note(limit, "bands: 95 % intervals over sequences")
+whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
 models = experiment.backbones
 traces = {
     (task, name): experiment.trace(name, task, limit, max_new_tokens) for task in tasks for name in models
