@@ -200,7 +200,7 @@ def _draw(axis, rows: pd.DataFrame, behind: pd.DataFrame | None, behind_name: st
             _draw_bar(axis, by_kind.loc[kind], height, colour)
     if behind is not None:
         others = behind[behind.task == rows.task.iloc[0]]
-        look = {"facecolors": "none", "edgecolors": figures.GREY, "s": 24, "zorder": 1, "linewidths": 0.9}
+        look = {"facecolors": "white", "edgecolors": figures.DARK, "s": 24, "zorder": 2.5, "linewidths": 0.9}
         axis.scatter(others.speed, others.kind.map(heights), label=behind_name, **look)
     axis.axvline(1, color="black", linewidth=1)
     axis.set_yticks(list(heights.values()), list(heights))

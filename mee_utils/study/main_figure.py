@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import matplotlib.colors
 import pandas as pd
 
 from . import figures
@@ -35,6 +36,10 @@ PAPERS = {"CALM's": CALM_RULES, "MEE's": MEE_RULES}
 NEAR = 0.8  # of the full score: a single measure below is written in its panel, not drawn
 ROOM_BELOW = 0.12  # of the height of a panel, for that line
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
+SMALL_PRINT = (
+    "whiskers: range over rounds of timing (speed), 95 % intervals over examples (score); thin lines join "
+    "the two points of a measure"
+)
 BY_BATCH = (  # above the second figure
     "Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second "
     "do not. The same settings at both batch sizes, without the cut; hollow points exit later (see legend)."
@@ -119,7 +124,7 @@ def with_rate(times: pd.DataFrame, unit: str) -> pd.DataFrame:
     )
 
 
-def _figure(table: pd.DataFrame, values: Sequence[str], **options):
+def _figure(table: pd.DataFrame, values: Sequence[str], note: str = "", **options):
     return figures.facets(
         table,
         _draw,
@@ -130,6 +135,7 @@ def _figure(table: pd.DataFrame, values: Sequence[str], **options):
         sharey=False,
         width=4.0,
         height=3.0,
+        note=figures.small_print(note, SMALL_PRINT),
         **options,
     )
 
@@ -180,7 +186,8 @@ def _write_below(axis, far: pd.DataFrame) -> None:
 def _draw_points(axis, rows, filled: bool) -> None:
     for row in rows.itertuples():
         colour = figures.STYLES[row.rule].colour
-        look = {"fmt": MARKERS[row.rule], "color": colour, "elinewidth": 0.7, "markersize": 5.5}
+        look = {"fmt": MARKERS[row.rule], "color": colour, "markersize": 5.5}
+        look |= {"ecolor": matplotlib.colors.to_rgba(colour, 0.5), "elinewidth": 0.7}
         if not filled:
             look["markerfacecolor"] = "white"
         axis.errorbar(

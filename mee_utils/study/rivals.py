@@ -165,7 +165,7 @@ def rivals_figure(
         width=3.9,
         height=3.3,
         message=headline(equal_cost),
-        note=note,
+        note=figures.small_print(note, figures.GOES_ON),
     )
 
 

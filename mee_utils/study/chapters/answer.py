@@ -37,6 +37,7 @@ CHEAPEST = {  # kind of rule -> how its cheapest setting is drawn
     kind: figures.Style(f"cheapest rule over {kind}", figures.STYLES[kind].colour, marker)
     for kind, marker in ((open_question.SEVERAL, "^"), (open_question.ONE, "o"))
 }
+SIGNS = {"^": "▲", "o": "●"}  # the markers of `CHEAPEST` in a text
 SPEEDS = ["speed", "lowest", "highest"]
 FLOPS_DRAWN = (0.3, 1.35)
 IN_PLURAL = {  # verdicts of the ledger, said of several statements
@@ -132,7 +133,7 @@ def answer_figure(
         height=3.0,
         xlabel="tokens a second (1 = full depth)",
         message=answer_message(ways, quality),
-        note="; ".join(part for part in (note, batches) if part),
+        note=figures.small_print(note, batches),
         empty="nothing timed",
     )
 
@@ -306,7 +307,7 @@ def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, not
         xlabel="FLOPs (1 = full depth)",
         ylabel="score kept (1 = full depth)",
         message=flops_message(points, quality),
-        note=note,
+        note=figures.small_print(note, "settings beyond the axes are not shown"),
     )
 
 
@@ -341,7 +342,7 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
         style = CHEAPEST[row.kind]
         look = {"color": style.colour, "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
         axis.plot(row.flops_share, row.retained, style.marker, label=f"{style.label}, {quality:.0%}", **look)
-        name = f"{figures.label(row.rule)}: {row.flops_share:.0%}"
+        name = f"{SIGNS[style.marker]} {figures.label(row.rule)}: {row.flops_share:.0%}"
         behind = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1}
         place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9, "bbox": behind}
         axis.text(0.98, 0.05 + 0.09 * number, name, color=style.colour, **place)
@@ -409,7 +410,7 @@ def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str =
         height=4.4,
         xlabel="FLOPs (1 = full depth)",
         message=guarantee_message(best),
-        note=note,
+        note=figures.small_print(note, "whiskers: 95 % intervals over examples"),
     )
 
 
@@ -431,7 +432,7 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: 
         for delta in deltas:
             text = _in_place_of_a_marker(spent.get((family, delta)))
             height = number + apart[delta]
-            axis.text(1.02, height, text, fontsize=7, color=styles[delta].colour, va="center")
+            axis.text(1.02, height, text, fontsize=8, color=figures.DARK, va="center")
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set_xlim(min(0.35, drawn.flops_share.min()) if len(drawn) else 0.35, 1.2)
     names = ["a fixed layer" if family == "reference" else family for family in families]
