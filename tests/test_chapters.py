@@ -849,7 +849,7 @@ def asked(lowest=0.9, untimed=0, reliable=0.8):
     both = pd.DataFrame({"task": TASKS[0], "kind": ["several layers", "one layer"], "rule": ["vote", "few"]})
     mean = both.assign(flops_share=[0.6, 0.7], retained=0.99)
     safe = both.assign(flops_share=[reliable, 0.9], retained=1.0)
-    clock = both.assign(speed=lowest, lowest=lowest, untimed=[untimed, 0])
+    clock = both.assign(speed=lowest, lowest=lowest, untimed=[untimed, 0], faster=int(lowest > 1))
     return open_question.Answers(mean, safe, clock)
 
 

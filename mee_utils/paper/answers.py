@@ -206,8 +206,8 @@ def limits(stored: StoredTables) -> pd.DataFrame:
             missing = rows.complete.map({True: "none spends as little", False: "not measured"})
             table[name] = shares.where(rows[column].notna(), missing)
     if LIMITS["exact"] in table:
-        spent = rows.exact_flops.map(" ({:.0%})".format, na_action="ignore")
-        table[LIMITS["exact"]] += spent.fillna("")
+        spent = rows.exact_flops.map(" ({:.0%})".format, na_action="ignore").astype(object)
+        table[LIMITS["exact"]] += spent.where(rows.exact_flops.notna(), "")
     named = [name for name in LIMITS.values() if name in table]
     return in_order(table)[[*TASK, "FLOPs", *named]]
 
