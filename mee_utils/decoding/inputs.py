@@ -21,6 +21,8 @@ def check_model(model: object) -> None:
     """Raises `MeeError` unless a model can be decoded with exits; says how else it can be used."""
     if isinstance(model, Model):
         check_evaluation(model)
+        if model.tokenizer is None:
+            raise MeeError(f"{model.name} has no tokenizer: give one, Model(network, tokenizer, name).")
         return
     given = type(model).__name__
     advice = "give what load_model returns"
