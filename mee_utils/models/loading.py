@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,11 +44,18 @@ class Model:
     _fingerprint: tuple = field(default=(None, ""), init=False, compare=False)
 
     def __post_init__(self):
+        family = getattr(getattr(self.network, "config", None), "model_type", type(self.network).__name__)
+        if family not in FAMILIES:
+            advice = f"give one of the T5 family ({', '.join(FAMILIES)}); AnyModel takes others, for traces"
+            raise MeeError(f'The network of {self.name} is a "{family}": {advice}.')
         if self.min_exit_layer is None:
             self.min_exit_layer = max(1, self.layers // 2)
-        if type(self.min_exit_layer) is not int or not 1 <= self.min_exit_layer <= self.layers:
-            given = f"min_exit_layer={self.min_exit_layer!r} of {self.name}"
+        layer = self.min_exit_layer
+        whole = isinstance(layer, Integral) and not isinstance(layer, bool)
+        if not whole or not 1 <= layer <= self.layers:
+            given = f"min_exit_layer={layer!r} of {self.name}"
             raise MeeError(f"{given}: give a layer from 1 to {self.layers}.")
+        self.min_exit_layer = int(layer)
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self.network.parameters())
@@ -154,6 +162,8 @@ def read_checkpoint(
         tokenizer = load_tokenizer(where, revision)
     elif isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer)
+    if not callable(tokenizer):
+        raise MeeError(f"tokenizer={tokenizer!r:.60}: give a folder, a hub id or a loaded tokenizer.")
     _fit_tokenizer(tokenizer, network, where)
     return network.eval().to(target), tokenizer
 
@@ -328,7 +338,12 @@ def _network(where: str, revision: str | None, config, precision: str) -> nn.Mod
         config=config,
         dtype=precision,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
     )
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        sizes = f"{name} is {list(stored)}, and config.json says {list(wanted)}"
+        raise _unreadable("weights", where, f"{len(mismatched)} tensors have other sizes: {sizes}")
     for kind, problem in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
         if keys := sorted(report[f"{kind}_keys"]):
             reason = f"{len(keys)} tensors {problem}, such as {keys[0]}"
