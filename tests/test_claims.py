@@ -71,7 +71,10 @@ def test_claims_hold_and_fail_as_their_tables_say():
             "share", **dict.fromkeys(("vanilla", "calm", "free"), RISING), late_weighted=[0] * 12
         ),
         "confidence": table(
-            "confidence", **dict.fromkeys(("vanilla", "calm"), FALLING), free=[0.1] * 4 + [0.2] * 7 + [0.1]
+            "confidence",
+            vanilla=FALLING,
+            calm=[0.3] + [0.1] * 9 + [0.9] * 2,
+            free=[0.1] * 4 + [0.2] * 7 + [0.1],
         ),
         "monotonic": monotonic(calm=0.7, vanilla=0.8, free=0.2),
     }
