@@ -221,6 +221,7 @@ def open_question_shown(table: pd.DataFrame) -> pd.DataFrame:
         task=table.task.map(figures.label),
         rule=table.rule.map(figures.label, na_action="ignore"),
         untimed=table.untimed.astype("Int64"),
+        faster=table.faster.astype("Int64"),
     )
     cells = named.set_index(["by", "task", "kind"]).round(2).astype(object)
     return cells.where(cells.notna(), "")
