@@ -14,8 +14,7 @@ from ..study.figures import label
 from ..study.headline import FIXED, ONE, QUALITY, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
 from ..study.main_figure import faster_cases
 from ..study.published_setting import BATCHES
-from ..study.result_tables import KEEPS_IT
-from ..study.rivals import EXITS
+from ..study.result_tables import EXITS, KEEPS_IT
 from . import ledger_page
 from .answers import (
     REAL,
