@@ -140,7 +140,7 @@ by_metric = scores[scores.metric == scores.task.map(metrics)]
 
 # %%
 figure = chapter.scores_figure(
-    by_metric, metrics, experiment.note(limit, "whiskers: 95% intervals over examples")
+    by_metric, metrics, experiment.note(limit, "whiskers: 95 % intervals over examples")
 )
 experiment.save_figure(figure, "scores_against_baselines", by_metric)
 conclude(chapter.scores_conclusion(by_metric))
@@ -197,7 +197,7 @@ costs = quality.cost_at_full_depth(seeds)
 if len(costs):
     marks = "a mark per training run, line: mean over seeds"
     if costs[["low", "high"]].notna().any(axis=None):
-        marks += "; whiskers: paired 95% intervals over examples, where the score of each example is stored"
+        marks += "; whiskers: paired 95 % intervals over examples, where the score of each example is stored"
     figure = chapter.costs_figure(costs, experiment.note(intervals=marks))
     experiment.save_figure(figure, "cost_at_full_depth", costs)
 conclude(chapter.costs_conclusion(costs) if len(costs) else "No seeds are stored: run make retrain.")

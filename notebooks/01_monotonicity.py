@@ -47,11 +47,12 @@ from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_retrained
 
 experiment = Experiment.of_notebook("01_monotonicity", globals())
-note = experiment.note(limit, "bands and whiskers: 95% intervals over sequences")
 tasks = experiment.tasks(limit)
 layers = experiment.layers
 
 # %% tags=["hide-input"]
+bands = experiment.note(limit, "bands: 95 % intervals over sequences")
+whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
 models = experiment.backbones
 traces = {
     (task, name): experiment.trace(name, task, limit, max_new_tokens) for task in tasks for name in models
@@ -93,7 +94,7 @@ if len(seeds):
     spread = experiment.save_table(seed_spread(seeds, "settled_from"), "settling_by_seed")
 
 # %%
-figure = chapter.settled_figure(stable, note)
+figure = chapter.settled_figure(stable, bands)
 experiment.save_figure(figure, "figure_1_settled", stable)
 conclude(chapter.settled_conclusion(stable, gain, spread))
 
@@ -149,7 +150,8 @@ def in_its_sentence(token):
 # %%
 for percentile, token in shown.items():
     predicted = experiment.table(monotonicity.predictions, trio, labels=["model"], token=token, decode=decode)
-    small_print = experiment.note(intervals=f"the token at the {percentile}th percentile")
+    place = f"the token at the {percentile}th percentile"
+    small_print = experiment.note(intervals=f"{place}; numbers and shades: probabilities")
     figure = chapter.token_figure(predicted, shown_task, in_its_sentence(token), small_print)
     experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
 conclude(chapter.tokens_conclusion(predicted))
@@ -167,7 +169,7 @@ strict = experiment.table(monotonicity.monotonic_shares, traces)
 strict = experiment.save_table(strict, "strictly_monotonic")
 
 # %%
-figure = chapter.monotonic_figure(strict, note)
+figure = chapter.monotonic_figure(strict, whiskers)
 experiment.save_figure(figure, "monotonic_tokens", strict)
 conclude(chapter.monotonic_conclusion(strict))
 
@@ -197,7 +199,7 @@ conclude(chapter.overconfidence_conclusion(per_layer, thirds[0]))
 
 # %% [markdown]
 # The same, bin by bin, at a third and two thirds of the depth. On the diagonal, confidence equals accuracy; below it
-# the layer is overconfident. Bins with fewer than twenty tokens are left out of the drawing, not of the table. The
+# the layer is overconfident. Bins with few tokens are left out of the drawing, not of the table. The
 # expected calibration error sums the gaps over bins $b$ of $n_b$ among $n$ tokens (Guo et al. 2017):
 #
 # $$\mathrm{ECE} = \sum_b \frac{n_b}{n}\,\bigl|\,\mathrm{accuracy}_b - \mathrm{confidence}_b\,\bigr|.$$
@@ -212,8 +214,8 @@ def reliability_in_bins(t, **labels):
 reliability = experiment.table(reliability_in_bins, along)
 
 # %%
-figure = chapter.reliability_figure(reliability, thirds[:2], note=note)
-experiment.save_figure(figure, "reliability", reliability[reliability.tokens >= 20])
+figure = chapter.reliability_figure(reliability, thirds[:2], whiskers)
+experiment.save_figure(figure, "reliability", chapter.reliability_drawn(reliability))
 conclude(chapter.reliability_conclusion(reliability, thirds[0]))
 
 # %% [markdown]

@@ -59,7 +59,8 @@ from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("02_saturation", globals())
-note = experiment.note(limit, "bands and whiskers: 95% intervals over sequences")
+bands = experiment.note(limit, "bands: 95 % intervals over sequences")
+whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
 tasks = experiment.tasks(limit)
 training = experiment.tasks(frequency_limit, "train")
 layers = experiment.layers
@@ -126,7 +127,7 @@ def reached(table, **labels):
 by_layer = experiment.table(reached, prefixes)
 
 # %%
-figure = chapter.reached_figure(by_layer, note)
+figure = chapter.reached_figure(by_layer, bands)
 experiment.save_figure(figure, "reached_by_layer", by_layer)
 conclude(chapter.reached_conclusion(by_layer))
 
@@ -180,7 +181,7 @@ curves = experiment.table(similarity, curves, labels)
 
 # %%
 if len(curves):
-    figure = chapter.circularity_figure(curves, note)
+    figure = chapter.circularity_figure(curves, bands)
     experiment.save_figure(figure, "circularity", curves)
 conclude(chapter.circularity_conclusion(compared))
 chapter.gaps_shown(compared)
@@ -204,7 +205,7 @@ if synthetic:
     by_difficulty = experiment.table(saturation.depth_by_difficulty, synthetic, order=DIFFICULTIES)
     by_difficulty = by_difficulty.sort_values("depth", ascending=False, kind="stable")
     experiment.save_figure(
-        chapter.difficulty_figure(by_difficulty, note), "depth_by_difficulty", by_difficulty
+        chapter.difficulty_figure(by_difficulty, whiskers), "depth_by_difficulty", by_difficulty
     )
     conclude(chapter.difficulty_conclusion(by_difficulty))
 else:

@@ -53,7 +53,7 @@ from mee_utils.traces.replay import replay_policies, replay_policy
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("03_pruning", globals())
 settings = experiment.parameters
-note = experiment.note(limit, "bands: 95% intervals over sequences")
+note = experiment.note(limit, "bands: 95 % intervals over sequences")
 pre_trained = experiment.profile.training.models[0]
 names = [name for name in (pre_trained, "vanilla", "calm") if name in experiment.model_names]
 tasks = experiment.tasks(limit)
@@ -215,7 +215,7 @@ chapter.unreachable_shown(lost)
 
 # %%
 setting = f"threshold {threshold}, exits from layer {min_layer} on"
-conclude(f"*{experiment.note(limit, '95% intervals over examples')}; {setting}.*")
+conclude(f"*{experiment.note(limit, '95 % intervals over examples')}; {setting}.*")
 conclude(chapter.table_conclusion(complete))
 chapter.table_shown(complete)
 

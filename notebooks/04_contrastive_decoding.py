@@ -55,7 +55,7 @@ from mee_utils.traces.replay import replay_policies
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("04_contrastive_decoding", globals())
 settings = experiment.parameters
-over_sequences = "bands: 95% intervals over sequences"
+over_sequences = "bands: 95 % intervals over sequences"
 tasks = experiment.tasks(limit)
 main = experiment.main
 names = [name for name in ("calm", "vanilla") if name in experiment.backbones]
@@ -98,7 +98,9 @@ single = experiment.table(one_token, traces, labels=["task"])
 
 # %%
 example = chapter.telling_example(single)
-figure = chapter.one_token_figure(example, main, experiment.note())
+figure = chapter.one_token_figure(
+    example, main, experiment.note(intervals="numbers and shades: probabilities")
+)
 experiment.save_figure(figure, "one_token", single)
 conclude(chapter.one_token_conclusion(example))
 
@@ -163,7 +165,7 @@ conclude(chapter.plausible_conclusion(plausible, at_level, min_layer, threshold)
 # is not, how often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
 # confidence only. The *plain margin* is the softmax margin without contrast (in legends and tables: over the full
 # vocabulary). CALM's early layers were trained to predict tokens; vanilla's were not, so they are genuine amateurs. A
-# layer with fewer than 20 tokens of either kind is left out: there, one or two tokens would decide the result.
+# layer with too few tokens of either kind is left out: there, one or two tokens would decide the result.
 
 # %% tags=["hide-input"]
 over_all_entries = {rule: policy for rule, policy in policies.items() if not rule.endswith("fixed")}
@@ -190,7 +192,7 @@ shares = [0.95, 0.98, 0.99]
 equal = experiment.table(comparison.at_equal_quality, replays, labels=("task", "rule"), shares=shares)
 
 # %%
-whiskers = experiment.note(limit, "whiskers: 95% intervals over sequences")
+whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
 figure = chapter.equal_quality_figure(equal, note=whiskers)
 experiment.save_figure(figure, "equal_quality", equal)
 conclude(chapter.equal_quality_conclusion(equal))
@@ -276,7 +278,9 @@ points = experiment.save_table(pd.concat(points, ignore_index=True), "score_agai
 verdicts = pd.concat(verdicts, ignore_index=True)
 
 # %%
-figure = chapter.pareto_figure(verdicts, experiment.note(decoded))
+figure = chapter.pareto_figure(
+    verdicts, experiment.note(decoded, "whiskers: simultaneous 95 % intervals over examples")
+)
 experiment.save_figure(figure, "pareto_verdict", verdicts)
 conclude(chapter.pareto_conclusion(verdicts))
 
@@ -309,7 +313,7 @@ named.pivot(index="what", columns="shape", values="median").round(2)
 # documents, with a mini LongT5 of **random weights**: these are costs, not scores. The documents are stored in the
 # format of Multi-News; in that of BigPatent, the code reads the same. The table has the FLOPs of each rule and the
 # parts of them that go to *logits* and to the keys and values of the *source*, all as shares of full depth's FLOPs. The
-# figure counts FLOPs at the sizes of the synthetic profile's models (*mini*), T5-base and T5-large.
+# figure counts FLOPs at the sizes of the synthetic profile's models (*mini T5*), T5-base and T5-large.
 
 # %% tags=["hide-input"]
 documents = experiment.long_documents(long_corpus, long_limit)["Multi-News"]

@@ -56,7 +56,8 @@ from mee_utils.traces.replay import replay_policy
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("05_mee_classifiers", globals())
 settings = experiment.profile.results.model_dump() | experiment.parameters
-note = experiment.note(limit, "95 % intervals over seeds")
+bands = experiment.note(limit, "bands: 95 % intervals over seeds")
+whiskers = experiment.note(limit, "whiskers: 95 % intervals over seeds, where a rule is trained")
 tasks = experiment.tasks(limit)
 models = experiment.models(["calm", "vanilla"])
 classifiers = experiment.classifiers(models)
@@ -127,8 +128,8 @@ conclude(chapter.learning_conclusion(ends))
 #
 # The area under the ROC curve: of two tokens at the same layer, one whose prediction is already final (the last
 # layer's) and one whose is not, how often is the first scored higher? An area of one half is guessing. No threshold is
-# involved, so measures of all kinds can be compared. The grey curve is the softmax margin. Layers at which fewer
-# than 20 tokens of either kind exist are left out.
+# involved, so measures of all kinds can be compared. The grey curve is the softmax margin. Layers with too few tokens
+# of either kind are left out.
 
 # %% tags=["hide-input"]
 traces = {
@@ -156,7 +157,7 @@ overall = experiment.table(decisions.overall_ranking, replays, of_replay)
 mean_rank = comparison.seed_interval(overall, kinds, ["roc_area"])
 
 # %%
-figure = chapter.ranking_figure(by_layer, mean_rank, list(tasks), note)
+figure = chapter.ranking_figure(by_layer, mean_rank, list(tasks), bands)
 experiment.save_figure(figure, "ranking", by_layer)
 conclude(chapter.ranking_conclusion(mean_rank))
 
@@ -178,7 +179,7 @@ sizes = experiment.profile.results.learning_tokens
 
 # %%
 figure = chapter.tokens_figure(
-    learned, list(tasks), sizes, experiment.note(intervals="95 % intervals over seeds")
+    learned, list(tasks), sizes, experiment.note(intervals="bands: 95 % intervals over seeds")
 )
 experiment.save_figure(figure, "tokens_needed", learned)
 conclude(chapter.tokens_conclusion(learned))
@@ -196,7 +197,7 @@ of_first_seed = {
 }
 labels = ("task", "rule")
 quality_of = experiment.table(decisions.precision_and_recall, of_first_seed, labels)
-over_sequences = experiment.note(limit, "95 % intervals over sequences")
+over_sequences = experiment.note(limit, "bands: 95 % intervals over sequences")
 
 # %%
 figure = chapter.decisions_figure(quality_of, threshold, over_sequences)
@@ -250,9 +251,9 @@ conclude(chapter.cost_conclusion(costs))
 # For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
 # full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. The threshold
 # is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant, since the
-# published one falls with the position, below 0.9 whatever it starts from. Colours say what a rule looks at: the
-# probabilities of one layer over all entries (dark blue) or over few (light blue), the state of one layer (rose), or
-# several layers (purple).
+# published one falls with the position, below 0.9 whatever it starts from. Colours and markers say what a rule
+# looks at: the probabilities of one layer over all entries or over few (*pruned*), the state of one layer, or several
+# layers.
 
 # %% tags=["hide-input"]
 shares = [0.90, 0.95, 0.98, 0.99]
@@ -262,7 +263,7 @@ at_equal = comparison.seed_interval(equal, [*kinds, "wanted"], columns)
 middle = at_equal[at_equal.wanted == share]
 
 # %%
-figure = chapter.equal_quality_figure(middle, list(tasks), share, note)
+figure = chapter.equal_quality_figure(middle, list(tasks), share, whiskers)
 experiment.save_figure(figure, "at_equal_quality", at_equal)
 conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
 
@@ -317,7 +318,7 @@ later = comparison.seed_interval(chapter.beside_one_layer(equal, share), ["task"
 
 # %%
 if chapter.moves_exits(later):
-    figure = chapter.layers_seen_figure(later, list(tasks), share, note)
+    figure = chapter.layers_seen_figure(later, list(tasks), share, whiskers)
     experiment.save_figure(figure, "layers_seen", later)
 else:
     experiment.save_table(later, "layers_seen")

@@ -48,7 +48,7 @@ name = experiment.profile.name
 experiment.run.inputs |= result_tables.inputs_of(name)
 stored = result_tables.read_measured(name)
 tested = f"{experiment.note()}; {stored.tested} test examples per task"
-note = f"{tested}; 95 % intervals over examples"
+intervals = "95 % intervals over examples"
 tasks = list(stored.settings.task.unique())
 demands = {"consistency": stored.deltas, "risk": stored.risk_deltas}
 bench = result_tables.bench_command(name)
@@ -78,7 +78,9 @@ else:
 
 # %%
 if oracle_tables:
-    figure = limits.limits_figure(curves, list(oracle_tables), limits.message(equal_flops), note)
+    figure = limits.limits_figure(
+        curves, list(oracle_tables), limits.message(equal_flops), f"{tested}; bands, whiskers: {intervals}"
+    )
     experiment.save_figure(figure, "limits", curves)
     conclude(limits.limits_conclusion(equal_flops, losses))
 
@@ -136,7 +138,7 @@ else:
     experiment.save_table(equal_cost, "rivals_at_equal_cost")
 
 # %%
-figure = rivals.rivals_figure(beside_vanilla, equal_cost, tasks, quality, note)
+figure = rivals.rivals_figure(beside_vanilla, equal_cost, tasks, quality, f"{tested}; bands: {intervals}")
 experiment.save_figure(figure, "rivals", beside_vanilla)
 conclude(*rivals.rivals_conclusion(beside_vanilla, equal_cost, quality))
 
@@ -192,7 +194,8 @@ conclude(chapter.flops_conclusion(of_main, quality))
 # MEE asks whether a rule over several layers can keep its quality and be faster than no exit. There are three ways to
 # judge it, and each counts on its own: FLOPs at a mean of 99 % of the score (as marked above, and as optimistic); FLOPs
 # where 99 % is kept reliably; and tokens a second of those reliable rules that save FLOPs, one output at a time. In the
-# table, `lowest` is the speed in the slowest timing run, and `untimed` counts rules that may be faster still.
+# table, `lowest` is the speed in the slowest timing run, `faster` counts the rules that beat full depth in every
+# timing run, and `untimed` those that may be faster still.
 
 # %%
 asked = open_question.answers(of_main, kept, kept_times, quality)
@@ -266,12 +269,13 @@ if len(rates):
 #
 # Each bug is a small switch around our decoder (`mee_utils/paper/published_bugs.py`), everything else being equal.
 # Rules that prune do so at the last layer too, with the bug and without, as published. The examples are few, so the
-# intervals are wide. The table below says which published number each bug may explain.
+# intervals are wide. A row names the bug, the rule, the model and, where two were tried, the batch size. The table
+# below says which published number each bug may explain.
 
 # %% tags=["hide-input"]
 bugs = result_tables.read_measurements(name, "published_bugs")
 drawn = chapter.named_bugs(bugs)
-few = f"{experiment.note(experiment.profile.results.bug_examples)}; 95 % intervals over examples"
+few = experiment.note(experiment.profile.results.bug_examples, f"whiskers: {intervals}")
 
 # %%
 figure = chapter.bugs_figure(drawn, tasks, few)

@@ -38,7 +38,8 @@ from mee_utils.traces.replay import replay_policies
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("10_confidence", globals())
 settings = experiment.parameters
-note = experiment.note(limit, "95 % intervals over sequences")
+bands = experiment.note(limit, "bands (lower row): 95 % intervals over sequences")
+whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
 tasks = experiment.tasks(limit)
 models = experiment.models(["calm", "vanilla"])
 calm = models["calm"]
@@ -57,7 +58,7 @@ along = {
 thinking = experiment.table(survey.overthinking, along, labels=("model", "task"))
 
 # %%
-figure = chapter.overthinking_figure(thinking, note)
+figure = chapter.overthinking_figure(thinking, whiskers)
 experiment.save_figure(figure, "overthinking", thinking)
 conclude(chapter.overthinking_conclusion(thinking))
 
@@ -71,7 +72,7 @@ conclude(chapter.overthinking_conclusion(thinking))
 fake = experiment.table(survey.fake_confidence, along, labels=("model", "task"), sure=sure)
 
 # %%
-figure = chapter.fake_figure(fake, sure, min_layer, note)
+figure = chapter.fake_figure(fake, sure, min_layer, bands)
 experiment.save_figure(figure, "fake_confidence", fake)
 conclude(chapter.fake_conclusion(fake, min_layer))
 

@@ -103,7 +103,7 @@ if len(ablations):
 
 # %%
 if len(ablations):
-    figure = chapter.ablations_figure(runs, experiment.note(intervals="whiskers: 95% intervals (Wilson)"))
+    figure = chapter.ablations_figure(runs, experiment.note(intervals="whiskers: 95 % intervals (Wilson)"))
     experiment.save_figure(figure, "ablations", runs)
 
 # %% tags=["hide-input"]

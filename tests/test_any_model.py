@@ -260,3 +260,29 @@ def test_logits_that_are_more_than_head_and_norm_are_an_error(t5):
     network = Odd(FAMILIES["gpt2"][1](len(t5.tokenizer), {"eos_token_id": 1}))
     with pytest.raises(MeeError, match="The logits of Odd are not its LM head after its final norm"):
         trace(AnyModel(network, t5.tokenizer, "odd"), INPUTS, ["a", "b", "c"])
+
+
+def test_a_state_that_is_projected_before_the_head_is_one_line(t5):
+    """OPT-350m: before, `torch.stack` failed on states of two widths."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 16, "num_attention_heads": 4, "ffn_dim": 48}
+    config = transformers.OPTConfig(
+        vocab_size=len(t5.tokenizer), num_hidden_layers=2, do_layer_norm_before=False, **sizes
+    )
+    model = AnyModel(transformers.OPTForCausalLM(config), t5.tokenizer, "opt")
+    with pytest.raises(MeeError, match="projects its last state from 32 to 16 numbers"):
+        trace(model, INPUTS, ["a", "b", "c"])
+
+
+def test_stored_settings_that_change_greedy_search_do_not_reach_a_trace(t5):
+    """BART stores forced ids and no_repeat_ngram_size: the output had tokens that no layer predicted."""
+    config = FAMILIES["gpt2"][1](len(t5.tokenizer), {})
+    model = AnyModel(GPT2LMHeadModel(config), t5.tokenizer, "gpt2")
+    plain = trace(model, INPUTS, max_new_tokens=6)
+    stored = model.network.generation_config
+    stored.repetition_penalty = 5.0
+    stored.no_repeat_ngram_size = 1
+    stored.forced_eos_token_id = 1
+    traced = trace(model, INPUTS, max_new_tokens=6)
+    assert np.array_equal(traced.token_id, plain.token_id)
+    assert (traced.token_id == traced.final_id).all()
+    assert model.network.generation_config is stored and stored.repetition_penalty == 5.0

@@ -130,6 +130,21 @@ def test_what_misses_its_target_is_named():
     assert missed(table.assign(target="")).empty
 
 
+def test_rivals_of_a_size_that_was_not_timed_now_are_kept(tmp_path, monkeypatch):
+    """Before, timing the rivals whose weights are kept here dropped the lines of all others."""
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(tables, "_machine", lambda device: {"processor": "A", "ctranslate2": None})
+    setting = {"profile": "real", "task": "translation", "model": "vanilla", "batch": 1}
+
+    def save(sizes, speed):
+        rows = pd.DataFrame([setting | {"decoder_layers": size, "speed": speed} for size in sizes])
+        path = tables.save(rows, "rivals", rules.keys_of("rivals"))
+        return pd.read_csv(path)[["decoder_layers", "speed"]].values.tolist()
+
+    assert save([4, 6], 2.0) == [[4, 2], [6, 2]]
+    assert save([3, 6, 10], 3.0) == [[3, 3], [4, 2], [6, 3], [10, 3]]
+
+
 def test_a_line_belongs_to_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     about = {"processor": "A", "torch": "1", "ctranslate2": None}

@@ -282,6 +282,16 @@ def test_who_is_underconfident_is_said():
     assert classifiers.calibration_conclusion(mixed).endswith("where most predictions are final.")
 
 
+def test_rules_at_equal_quality_have_the_look_of_their_family_and_a_legend_says_which():
+    rules = ["softmax_margin", "few", "hidden", "three_hidden"]
+    at_share = pd.DataFrame(product(TASKS, rules), columns=["task", "rule"]).assign(
+        model="calm", target="consistency", mean_exit_layer=8.0, flops_share=0.8
+    )
+    at_share = at_share.assign(flops_share_low=0.7, flops_share_high=0.9)
+    _, names = drawn(classifiers.equal_quality_figure(at_share, TASKS, 0.98))
+    assert set(names) == {"probabilities", "pruned", "one layer", "several layers"}
+
+
 def test_one_layer_is_what_more_layers_are_set_beside():
     rules = ["hidden", *classifiers.BESIDE_ONE_LAYER]
     rows = product(TASKS, ["calm", "vanilla"], rules, range(3), [0.9, 0.98])
@@ -297,6 +307,8 @@ def test_one_layer_is_what_more_layers_are_set_beside():
     summary = summary.assign(later=-1.0, later_low=-1.5, later_high=-0.5)
     figure = classifiers.layers_seen_figure(summary, TASKS, 0.98)
     assert "changes the mean exit layer by -1.00 (98% of" in message(figure)
+    low, high = figure.axes[0].get_ylim()
+    assert low < 0 and high > len(classifiers.BESIDE_ONE_LAYER) - 1, "no row lies on an edge"
     wide = summary.assign(later=summary.later.where(summary.rule != "wide_hidden", -9.0))
     assert "by -1.00 (98% of" in classifiers.layers_seen_message(wide, 0.98), "it sees one state"
     assert classifiers.moves_exits(summary)
@@ -642,6 +654,10 @@ def test_the_bandit_is_drawn_beside_the_arm_that_earns_most():
     assert said in message(figure)
     twice = pd.concat([draws, draws.assign(task=TASKS[1], broken=False)], ignore_index=True)
     assert "in 50% of the draws on 1 of 2 tasks" in thresholds.bandit_message(twice, 0.05)
+    worse = pd.concat([draws, draws.assign(task=TASKS[1], loss=2 * draws.loss)], ignore_index=True)
+    panels, _ = drawn(thresholds.bandit_figure(worse, 0.05))
+    (limits,) = {panel.get_ylim() for panel in panels}
+    assert limits == pytest.approx((0, 42)), "one axis, with all boxes on it"
 
 
 def test_fake_confidence_is_said_of_the_first_exit():
@@ -833,7 +849,7 @@ def asked(lowest=0.9, untimed=0, reliable=0.8):
     both = pd.DataFrame({"task": TASKS[0], "kind": ["several layers", "one layer"], "rule": ["vote", "few"]})
     mean = both.assign(flops_share=[0.6, 0.7], retained=0.99)
     safe = both.assign(flops_share=[reliable, 0.9], retained=1.0)
-    clock = both.assign(speed=lowest, lowest=lowest, untimed=[untimed, 0])
+    clock = both.assign(speed=lowest, lowest=lowest, untimed=[untimed, 0], faster=int(lowest > 1))
     return open_question.Answers(mean, safe, clock)
 
 

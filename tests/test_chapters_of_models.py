@@ -759,4 +759,6 @@ def test_a_sentence_has_a_line_a_round_and_a_word_a_token_that_was_run():
     words = [(text.get_text(), text.get_position()[1]) for text in panel.texts]
     assert words == [("the", 1), ("red", 1), ("car", 1), ("car", 2), ("-", 2)]
     assert message(figure) == "One output: 3 tokens take 2 rounds with CALM"
+    edges = {text.get_text(): text.get_bbox_patch().get_linewidth() for text in panel.texts}
+    assert edges["red"] > edges["the"], "what is replaced is not told from what is kept by its colour alone"
     assert "With CALM 60% of the tokens that were run end up" in lossless.sentence_conclusion(runs)

@@ -71,7 +71,10 @@ def test_claims_hold_and_fail_as_their_tables_say():
             "share", **dict.fromkeys(("vanilla", "calm", "free"), RISING), late_weighted=[0] * 12
         ),
         "confidence": table(
-            "confidence", **dict.fromkeys(("vanilla", "calm"), FALLING), free=[0.1] * 4 + [0.2] * 7 + [0.1]
+            "confidence",
+            vanilla=FALLING,
+            calm=[0.3] + [0.1] * 9 + [0.9] * 2,
+            free=[0.1] * 4 + [0.2] * 7 + [0.1],
         ),
         "monotonic": monotonic(calm=0.7, vanilla=0.8, free=0.2),
     }
@@ -568,6 +571,10 @@ def test_the_ledger_counts_tasks_and_corrects_for_all_of_them():
         ("e", "x", 0.01, 0.99),  # alone this would be enough
         ("e", "y", 0.4, 0.6),
         *[("f", task, 0.6, 0.4) for task in "xyz"],
+        ("g", "x", 0.0, 1.0),
+        ("g", "y", 0.4, 0.6),
+        ("h", "x", 1.0, 0.0),  # as "g", the other way
+        ("h", "y", 0.6, 0.4),
     ]
     table = pd.DataFrame(lines, columns=["claim", "task", "p_holds", "p_fails"]).assign(
         source="s", statement="t", published="p", judged_by="score", ours="1"
@@ -576,15 +583,19 @@ def test_the_ledger_counts_tasks_and_corrects_for_all_of_them():
     found = claims.ledger(table.assign(notebook="01_monotonicity"), other).set_index("claim")
     wanted = [
         "holds",
-        "holds on some tasks",
+        "holds on some tasks, fails on others",
         "cannot be tested here",
         "undecided",
         "undecided",
+        "holds on some tasks",
+        "does not hold on some tasks",
         "does not hold",
     ]
     assert list(found.verdict) == wanted and found.notebook["d"] == "08_results"
-    assert list(found.held) == [2, 1, 0, 0, 0, 0] and list(found.failed) == [0, 1, 0, 0, 0, 2]
-    assert list(found.undecided) == [0, 0, 0, 2, 3, 0] and list(found.tasks) == [2, 2, 0, 2, 3, 2]
+    assert list(found.held) == [2, 1, 0, 0, 0, 1, 0, 0]
+    assert list(found.failed) == [0, 1, 0, 0, 0, 0, 1, 2]
+    assert list(found.undecided) == [0, 0, 0, 2, 3, 1, 1, 0]
+    assert list(found.tasks) == [2, 2, 0, 2, 3, 2, 2, 2]
     assert found.ours["c"] == "" and found.ours["a"] == "x: 1; y: 1"
     assert found.reason["c"] == "1" and found.reason["a"] == "", "why it cannot be tested"
     alone = table[table.claim == "e"].assign(notebook="01_monotonicity")

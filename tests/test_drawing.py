@@ -78,3 +78,8 @@ def test_percentiles_are_from_0_to_100(percentiles):
 def test_bins_are_counted(bins):
     with pytest.raises(MeeError, match="bins="):
         draw_reliability(None, bins=bins)
+
+
+def test_predictions_need_a_tokenizer():
+    with pytest.raises(MeeError, match="model=None: give the model of the traces"):
+        draw_predictions(None, None)

@@ -165,6 +165,32 @@ def test_the_note_stands_above_the_message_and_that_above_the_panels():
     assert message.y0 > max(axis.get_window_extent().y1 for axis in figure.axes)
 
 
+def test_a_long_message_is_broken_into_lines_of_about_the_same_length():
+    figure = drawn(
+        message="Of the predictions of layer 4 with a confidence of one half or more, all are right"
+    )
+    first, second = figure.get_suptitle().split("\n")
+    assert abs(len(first) - len(second)) <= 10
+
+
+def test_lines_in_the_colour_of_their_panel_are_grey_in_the_legend():
+    figure = drawn(colour="#de8f05")
+    assert {line.get_color() for line in figure.legends[0].get_lines()} == {figures.GREY}
+    assert {line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())} == {"#de8f05"}
+
+
+def test_small_print_is_what_there_is_of_its_parts():
+    assert figures.small_print("", "profile small", "bands: 95 % intervals") == (
+        "profile small; bands: 95 % intervals"
+    )
+
+
+def test_the_last_layer_is_no_pale_yellow():
+    *_, last = figures.layer_styles(12).values()
+    _, green, blue, _ = last.colour
+    assert green < 0.9 and blue < 0.4
+
+
 def test_the_legend_lies_on_no_name_of_an_axis_where_a_figure_is_cut_and_saved():
     figure = drawn(message="CALM settles first", note="profile small")
     figure.savefig(io.BytesIO(), bbox_inches="tight")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import EXIT_FAMILIES, FAMILIES, INPUTS, LENGTH, build_lively, build_network
+from transformers import StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 import mee_utils
 from mee_utils import ExitPolicy, MeeError, decode_with_exits, generate
@@ -84,6 +86,20 @@ def test_start_and_end_ids_are_those_of_the_call(lively):
     assert torch.equal(run(lively, None), full)  # and the next call has its own again
 
 
+def test_criteria_of_the_call_stop_an_output(lively):
+    """Before, a length or end ids that a call gave as criteria changed nothing, without a word."""
+    full = run(lively, None)
+    for criterion in (
+        MaxLengthCriteria(3),
+        EosTokenCriteria(eos_token_id=int(full[0, 2])),
+        EosTokenCriteria(eos_token_id=[int(full[0, 2]), int(full[1, 1])]),
+    ):
+        stops = {"max_new_tokens": LENGTH, "stopping_criteria": StoppingCriteriaList([criterion])}
+        expected = lively.network.generate(**encode(lively), **stops, use_cache=False)
+        assert not torch.equal(expected, full)
+        assert torch.equal(run(lively, None, **stops), expected)
+
+
 @pytest.mark.parametrize("value", [600, -1, [1, 600]])
 def test_end_ids_of_a_call_that_the_model_does_not_have_are_one_line(lively, value):
     """Before, such an id ended no output, without a word."""
@@ -101,6 +117,11 @@ def test_end_ids_of_a_call_that_the_model_does_not_have_are_one_line(lively, val
         ({"repetition_penalty": 1.5}, "RepetitionPenaltyLogitsProcessor"),
         ({"min_new_tokens": 3}, "MinNewTokensLengthLogitsProcessor"),
         ({"max_time": 3.0}, "MaxTimeCriteria"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, r"penalty_alpha=0\.6"),
+        ({"force_words_ids": [[5]]}, r"force_words_ids=\[\[5\]\]"),
+        ({"dola_layers": "high"}, "dola_layers='high'"),
+        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens=2"),
+        ({"decoder_start_token_id": 9999}, "decoder_start_token_id=9999"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
         ({"decoder_input_ids": torch.zeros(len(INPUTS), 2, dtype=torch.long)}, "decoder_input_ids"),
     ],

@@ -116,3 +116,12 @@ def test_the_figure_names_what_it_draws(stored, oracle):
     np.testing.assert_allclose(changed.lines[0].get_ydata(), [0.1, 0.05])
     assert figure.get_suptitle() == "message"
     plt.close(figure)
+
+
+def test_no_point_is_cut_off_however_much_its_outputs_change(stored, oracle):
+    curves = limits.limit_curves(stored, "calm", oracle)
+    changed = curves.assign(consistency_loss=curves.consistency_loss.where(curves.series != limits.BEST, 0.7))
+    figure = limits.limits_figure(changed, [TASK], "message")
+    _, axis = figure.axes
+    assert axis.get_ylim()[1] > 0.7
+    plt.close(figure)

@@ -131,6 +131,10 @@ DAMAGE = {
         lambda f: change_config(f, num_decoder_layers=2),
         r"tensors have no place in config.json, such as decoder.block.2",
     ),
+    "other sizes in the config than in the weights": (
+        lambda f: change_config(f, d_ff=32),
+        r"tensors have other sizes: .*is \[.*\], and config.json says \[",
+    ),
     "NaN": (lambda f: put_into_a_weight(f, float("nan")), "block.1.*SelfAttention.q.weight holds NaN or inf"),
     "infinity": (lambda f: put_into_a_weight(f, float("-inf")), "SelfAttention.q.weight holds NaN or inf"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json of .* cannot be read"),
@@ -391,6 +395,7 @@ def test_the_tokenizer_of_another_model_is_refused(saved, tokenizer):
         (None, {"dtype": "float23"}, "is not supported: use one of float64"),
         (None, {"dtype": "int8"}, "is not supported: use one of float64"),
         (None, {"dtype": torch.float8_e4m3fn}, "is not supported: use one of float64"),
+        (None, {"tokenizer": 5}, "tokenizer=5: give a folder, a hub id or a loaded tokenizer"),
         (None, {"dtype": None}, "is not supported: use one of float64"),
     ],
 )

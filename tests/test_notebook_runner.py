@@ -586,6 +586,38 @@ def test_a_second_pipeline_in_the_same_folder_is_refused_however_close_they_star
     third.stderr.close()
 
 
+@pytest.mark.parametrize(
+    ("snakefile", "reason"),
+    [
+        ('raise ValueError("no such profile")\n', "ValueError in file .*no such profile"),
+        ('rule all:\n    input: "lost"\n', "MissingInputException in rule all .*lost"),
+        ('rule all:\n    output: "lost"\n    shell: "true"\n', "MissingOutputException in rule all .*lost"),
+    ],
+)
+def test_what_ends_snakemake_itself_is_said(snakefile, reason, tmp_path, monkeypatch):
+    """Before, the error spoke of lines above it, and there were none."""
+    with pytest.raises(
+        MeeError, match=f"^Snakemake could not go on: {reason}.*its log: .*run the same command"
+    ):
+        make_all(snakefile, tmp_path, monkeypatch)
+
+
+def test_a_job_that_fails_says_so_itself(tmp_path, monkeypatch, capfd):
+    snakefile = 'rule all:\n    output: "lost"\n    shell: "echo error: no corpus; exit 2"\n'
+    with pytest.raises(MeeError, match=r"^A part failed; the lines above name it\. What had finished"):
+        make_all(snakefile, tmp_path, monkeypatch)
+    assert capfd.readouterr().out == "error: no corpus\n"
+
+
+def make_all(snakefile, folder, monkeypatch):
+    """Makes the rule `all` of a Snakefile."""
+    monkeypatch.setenv("MEE_OUTPUT", str(folder))
+    monkeypatch.setattr(pipeline, "SNAKEFILE", folder / "Snakefile")
+    monkeypatch.setattr(pipeline, "_check", lambda profile, cores: None)
+    pipeline.SNAKEFILE.write_text(snakefile)
+    pipeline.make("all", "small", None, 1)
+
+
 def test_snakemake_that_runs_by_hand_is_not_disturbed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     locks = tmp_path / "build/.snakemake/locks"

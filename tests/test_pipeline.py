@@ -8,8 +8,11 @@ from pathlib import Path
 import papers
 import pytest
 
+from mee_utils import MeeError
 from mee_utils.study import pipeline
+from mee_utils.study.jobs import folder_of
 from mee_utils.study.profiles import load_profile
+from mee_utils.study.result_tables import MEASURED
 
 ROOT = Path(__file__).parent.parent
 MODELS = load_profile("small").training.models
@@ -69,3 +72,25 @@ def test_what_the_backbones_started_from_is_not_needed_any_more(clone):
         for path in folder.glob("_*"):
             path.rename(path.with_name(path.name[1:]))
     assert json.loads((folder / "base/manifest.json").read_text())["model"] == "base"
+
+
+@pytest.mark.parametrize(("command", "part"), [(pipeline.measure, MEASURED), (pipeline.reproduce, "traces")])
+def test_force_deletes_nothing_before_it_can_be_made_again(tmp_path, monkeypatch, command, part):
+    """Before, FORCE=1 deleted hours of measurements and then said that corpora are missing."""
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(pipeline, "_run", lambda command, lock: 0)
+    kept = folder_of(load_profile("real"), part) / "hours.csv"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with pytest.raises(MeeError, match="is no folder"):
+        command("real", str(tmp_path / "nowhere"), 1, force=True)
+    assert kept.exists()
+    with pipeline._the_only_pipeline(tmp_path / "build"), pytest.raises(MeeError, match="Another make"):
+        command("small", None, 1, force=True)
+    assert kept.exists()
+    command("small", None, 1, force=True)
+    assert kept.exists()  # of another profile
+    of_small = folder_of(load_profile("small"), part)
+    of_small.mkdir(parents=True)
+    command("small", None, 1, force=True)
+    assert not of_small.exists()

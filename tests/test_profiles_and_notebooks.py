@@ -103,6 +103,12 @@ def edited(tmp_path, change, name="mine"):
         (lambda c: c.update(rivals={"decoder_layer": [3]}), 'rivals: .*did you mean "decoder_layers"'),
         (lambda c: c["training"]["backbones"].pop("vanilla"), 'rivals: they are trained as the .* "vanilla"'),
         (lambda c: c.update(corpora={}), "corpora: .* at least 1 item"),
+        (lambda c: c["corpora"]["translation"].update(source=""), "source: .*at least 1 character"),
+        (lambda c: c["corpora"]["translation"].update(languages=["en", "en"]), "translation: languages="),
+        (lambda c: c["corpora"]["translation"].update(languages=["en", "xx"]), '"xx" is the code of no'),
+        (lambda c: c.update(results={"deltas": [2.0]}), "results.deltas.0: .*less than 1"),
+        (lambda c: c.update(results={"risk_deltas": [0.0]}), "results.risk_deltas.0: .*greater than 0"),
+        (lambda c: c.update(classifiers={"learning_rate": float("inf")}), "learning_rate: .*finite number"),
     ],
 )
 def test_a_profile_with_a_mistake_names_it(tmp_path, change, message):
@@ -119,6 +125,7 @@ def test_a_profile_with_a_mistake_names_it(tmp_path, change, message):
         (b"small", "p.yaml holds a str: a profile has keys"),
         (b"name: caf\xe9", "p.yaml is no YAML in UTF-8"),
         (b"name: [", "p.yaml is no YAML in UTF-8"),
+        (b"name: a\nname: b\n", 'the key "name" is there twice, line 1 on'),
     ],
 )
 def test_a_file_that_is_no_profile_is_one_line(tmp_path, content, message):

@@ -452,3 +452,10 @@ def test_an_empty_split_is_not_tokenized():
     """Of a corpus with no more examples than thresholds are chosen on, the rest is empty."""
     empty = load_task("translation", limit=5)[5:]
     assert shortened(empty, lambda *_, **__: pytest.fail("a tokenizer takes no empty list"), 10) == empty
+
+
+@pytest.mark.parametrize("texts", [{"a": 1}, {"a"}, frozenset("a"), b"a"], ids=repr)
+def test_texts_without_an_order_are_not_scored(texts):
+    """Before, the keys of a dict and a set in any order were scored."""
+    with pytest.raises(MeeError, match="give a list of texts"):
+        load_task("translation", limit=1).score(texts)

@@ -18,6 +18,7 @@ from reference import greedy
 from mee_utils import (
     ExitPolicy,
     MeeError,
+    generate,
     load_model,
     load_trace,
     replay,
@@ -140,6 +141,17 @@ def test_a_trace_without_states_does_not_find_those_of_an_older_one(t5, tmp_path
     trace(t5, INPUTS, states=tmp_path / "raw.npy", max_new_tokens=6).save(tmp_path / "t.safetensors")
     trace(t5, INPUTS, max_new_tokens=6).save(tmp_path / "t.safetensors")
     assert load_trace(tmp_path / "t.safetensors").states is None
+
+
+def test_a_network_in_training_mode_is_refused(t5):
+    """Before, dropout drew another output at each call, without a word."""
+    t5.network.train()
+    try:
+        for call in (generate, trace):
+            with pytest.raises(MeeError, match=r"training mode, with dropout: call model\.network\.eval"):
+                call(t5, INPUTS[:1], max_new_tokens=2)
+    finally:
+        t5.network.eval()
 
 
 def test_settings_that_change_greedy_search_are_refused_and_references_do_not_need_it(t5):

@@ -232,7 +232,12 @@ def _levels(replayed: PolicyReplay, shares: np.ndarray) -> np.ndarray:
     They have four decimals, or more: two digits of what is missing to the next whole number (0.999983). Of a
     model that is this sure, what exits lose is decided between 0.9999 and 1.
     """
-    quantiles = np.quantile(replayed.confidences, shares, method="lower")
+    known = replayed.confidences[~np.isnan(replayed.confidences)]  # a confidence that is NaN never exceeds
+    if not known.size:
+        name = replayed.bound.measure.name
+        reason = "its confidences are all NaN" if replayed.confidences.size else "it decides at no layer"
+        raise MeeError(f'"{name}" has no threshold to choose on {replayed.trace.model}: {reason}.')
+    quantiles = np.quantile(known, shares, method="lower")
     missing = np.clip(np.ceil(quantiles) - quantiles, 1e-9, None)
     decimals = np.clip(np.ceil(-np.log10(missing)) + 1, 4, None).astype(int)
     rounded = [
@@ -240,5 +245,5 @@ def _levels(replayed: PolicyReplay, shares: np.ndarray) -> np.ndarray:
     ]
     low, high = replayed.bound.measure.range
     if high == np.inf:  # of rules that count layers L is the highest; other confidences may be larger
-        high = max(replayed.trace.layers, replayed.confidences.max())
+        high = max(replayed.trace.layers, known.max())
     return np.unique(np.clip([*rounded, high], low, high))

@@ -17,7 +17,7 @@ from textwrap import wrap
 
 import numpy as np
 
-from ..common.errors import MeeError, check_whole
+from ..common.errors import MeeError, check_whole, shown
 from ..common.extras import needs_extra
 from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
@@ -181,6 +181,10 @@ def explore_trace(
     """
     check_whole("levels", levels, 2)
     check_whole("max_draft", max_draft)
+    if not isinstance(traced, Trace):
+        raise MeeError(f"traced={shown(traced)}: give a Trace, from trace(...) or load_trace(...).")
+    if not hasattr(tokenizer, "decode"):
+        raise MeeError(f"tokenizer={shown(tokenizer)}: give the model's tokenizer, model.tokenizer.")
     traced.check_own(len(traced.source_tokens))
     sentences = _sentences([tokenizer.decode(ids, skip_special_tokens=True) for ids in traced.source_ids])
     return _explorer_of_trace(traced, tokenizer, sentences, policies, levels, max_draft)

@@ -17,6 +17,7 @@ from .statistics import Estimate, by_layer, by_sequence, interval, mean_interval
 
 EASY = ("grammatical", "copied")  # difficulties that need no search and no computation
 GROUPS = ("easy", "difficult")
+LEAST_PREFIXES = 20  # of a difficulty, for a mean over them
 
 
 def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
@@ -152,7 +153,9 @@ def _correlation(moments: np.ndarray) -> np.ndarray:
     return covariance / np.sqrt(variance_x * variance_y)
 
 
-def depth_by_difficulty(prefixes, order: Sequence[str], least: int = 20, **labels) -> pd.DataFrame:
+def depth_by_difficulty(
+    prefixes, order: Sequence[str], least: int = LEAST_PREFIXES, **labels
+) -> pd.DataFrame:
     """Mean exit of the oracle and first similar layer by difficulty, for those with `least` prefixes.
 
     One row a difficulty (of the synthetic data) and `depth` ("settled_from" or "first_similar").

@@ -159,6 +159,9 @@ def suitability(
     given = texts
     if longest is not None:
         texts = shortened_texts(given, model.tokenizer, longest)
+        if not all(text.strip() for text in texts):
+            advice = "raise max_source_tokens, or lower max_new_tokens"
+            raise MeeError(f"Inputs of at most {longest} tokens leave no text of some: {advice}.")
     cut = sum(text != whole for text, whole in zip(texts, given, strict=True))
     # corpora are often sorted: halves should be alike
     texts = [texts[number] for number in np.random.default_rng(0).permutation(len(texts))]

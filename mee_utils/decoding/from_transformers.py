@@ -20,9 +20,18 @@ from ..models.loading import Model
 from .batch import bind_policy, decode_batch
 from .layerwise import decoder_of
 from .outputs import Output
-from .start_and_end import end_ids
+from .start_and_end import checked_start, end_ids
 
 STOPPED_BY = (MaxLengthCriteria, EosTokenCriteria)  # what `model.generate` always adds
+# settings of other ways of decoding that need neither beams nor sampling
+OTHER_SEARCHES = (
+    "assistant_early_exit",
+    "constraints",
+    "dola_layers",
+    "force_words_ids",
+    "penalty_alpha",
+    "prompt_lookup_num_tokens",
+)
 NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -48,15 +57,16 @@ def decode_with_exits(
 
         model.generate(**batch, custom_generate=decode_with_exits, exit_policy=policy, max_new_tokens=64)
 
-    All arguments but the policy are what `transformers` prepares for any way of decoding. Without a policy
-    the ids are those of `model.generate(**batch)`. A policy that names no layer may exit from where the
-    checkpoint's manifest says, else from half the depth on, as with `load_model`.
+    All arguments but the policy are what `transformers` prepares for any way of decoding; it hands a function
+    neither `streamer` nor `assistant_model`, so leave them out. Without a policy the ids are those of
+    `model.generate(**batch)`. A policy that names no layer may exit from where the checkpoint's manifest
+    says, else from half the depth on, as with `load_model`.
 
     Args:
         model: a T5, T5 v1.1, Flan-T5, mT5 or LongT5 network in evaluation mode.
         input_ids: the start ids `[row, 1]`.
         logits_processor: must be empty: exits take the largest logit of a layer as it is.
-        stopping_criteria: a length and end tokens.
+        stopping_criteria: lengths and end tokens; those of the call go before those of the settings.
         generation_config: the settings of this call.
         inputs_tensor: the encoder's input ids `[row, source]`.
         exit_policy: when to exit; a policy that verifies names its `max_draft`, since drafts are planned on
@@ -73,8 +83,9 @@ def decode_with_exits(
     _check_policy(exit_policy)
     _check_prompt(input_ids, inputs_tensor)
     decoder = decoder_of(model)
-    decoder.start = int(input_ids[0, 0])
-    decoder.ends = end_ids(generation_config.eos_token_id, decoder.config.vocab_size)
+    decoder.start = checked_start(int(input_ids[0, 0]), decoder.config.vocab_size)
+    longest, ends = _stops(stopping_criteria)
+    decoder.ends = end_ids(ends or None, decoder.config.vocab_size)
     wrapped = Model(model, None, model.name_or_path, recorded_exit_layer(Path(model.name_or_path)))
     bound = bind_policy(exit_policy, decoder, wrapped.min_exit_layer)
     bound.measure.check_model(wrapped)
@@ -85,11 +96,25 @@ def decode_with_exits(
         decoder,
         {"input_ids": inputs_tensor.to(wrapped.device), "attention_mask": mask.to(wrapped.device)},
         bound,
-        max_new_tokens=generation_config.max_length - input_ids.shape[1],
+        max_new_tokens=longest - input_ids.shape[1],
         sequence=np.arange(len(inputs_tensor)),
         encoded=prepared["encoder_outputs"].last_hidden_state,
     )
     return _as_transformers(outputs, input_ids, generation_config)
+
+
+def _stops(criteria: Sequence) -> tuple[int, list[int]]:
+    """The longest output, start id included, and the ids that end one: what stops greedy search.
+
+    Criteria of the call have already taken the place of those that `transformers` makes of the settings.
+    """
+    # `transformers` always has one: without a length it takes 20
+    longest = min(criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria))
+    ends: list[int] = []
+    for criterion in criteria:
+        if isinstance(criterion, EosTokenCriteria):
+            ends += criterion.eos_token_id.flatten().tolist()
+    return longest, ends
 
 
 def _as_transformers(
@@ -128,6 +153,9 @@ def _check_settings(settings: GenerationConfig, processors: Sequence, criteria: 
         refused.append("do_sample=True")
     if settings.num_return_sequences != 1:
         refused.append(f"num_return_sequences={settings.num_return_sequences}")
+    for name in OTHER_SEARCHES:
+        if value := getattr(settings, name, None):
+            refused.append(f"{name}={shown(value, 30)}")
     refused += [f"{name}=True" for name in NOT_RETURNED if getattr(settings, name)]
     refused += [type(processor).__name__ for processor in processors]
     refused += [type(criterion).__name__ for criterion in criteria if not isinstance(criterion, STOPPED_BY)]

@@ -1,9 +1,11 @@
 """Texts into decoding and out of it: checks, batches, encoder states that are kept, detokenization."""
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..common.errors import MeeError, check_whole, shown
 from ..models.any_model import AnyModel
@@ -18,6 +20,9 @@ UNLIMITED = 1_000_000  # a tokenizer without a limit says 10^30
 def check_model(model: object) -> None:
     """Raises `MeeError` unless a model can be decoded with exits; says how else it can be used."""
     if isinstance(model, Model):
+        check_evaluation(model)
+        if model.tokenizer is None:
+            raise MeeError(f"{model.name} has no tokenizer: give one, Model(network, tokenizer, name).")
         return
     given = type(model).__name__
     advice = "give what load_model returns"
@@ -29,6 +34,12 @@ def check_model(model: object) -> None:
         given = shown(model)
         advice += f", as in load_model({given})"
     raise MeeError(f"model={given}: {advice}.")
+
+
+def check_evaluation(model: Model | AnyModel) -> None:
+    """Raises `MeeError` for a network in training mode, in which dropout draws another output each time."""
+    if model.network.training:
+        raise MeeError(f"{model.name} is in training mode, with dropout: call model.network.eval() first.")
 
 
 def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
@@ -105,6 +116,22 @@ def check_search_settings(model: Model) -> None:
         settings = f"The generation_config of {model.name} changes greedy search ({', '.join(changed)})"
         advice = "clear it for plain greedy search: model.network.generation_config.NAME = None"
         raise MeeError(f"{settings}, which is not supported here; {advice}.")
+
+
+@contextmanager
+def plain_greedy_search(network: nn.Module) -> Iterator[None]:
+    """Clears the settings stored with a network that change greedy search, for as long as the block lasts.
+
+    `transformers` takes them from the network wherever a call says None, so that no call can clear them.
+    """
+    stored = network.generation_config
+    network.generation_config = copy.deepcopy(stored)
+    for name in SEARCH_SETTINGS:
+        setattr(network.generation_config, name, None)
+    try:
+        yield
+    finally:
+        network.generation_config = stored
 
 
 def input_ids(tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -28,6 +28,12 @@ def start_and_end_ids(network: nn.Module) -> tuple[int, frozenset[int]]:
     return int(start), end_ids(_setting(network, "eos_token_id"), vocabulary)
 
 
+def checked_start(token: int, vocabulary: int) -> int:
+    """The id that outputs begin after; raises `MeeError` for one that the model does not have."""
+    _check_id("decoder_start_token_id", token, token, vocabulary)
+    return token
+
+
 def end_ids(setting: object, vocabulary: int) -> frozenset[int]:
     """The ids that end an output, from an `eos_token_id`: one id, a list of them, or None for none.
 

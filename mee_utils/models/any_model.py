@@ -156,7 +156,8 @@ class AnyModel:
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits `[..., vocabulary]` of normed states, as the model computes them at its last layer."""
-        logits = self.network.get_output_embeddings()(normed * output_scale(self.network))
+        head = self.network.get_output_embeddings()
+        logits = head((normed * output_scale(self.network)).to(head.weight.dtype))
         bias = getattr(self.network, "final_logits_bias", None)
         if bias is not None:
             logits = logits + bias
@@ -178,10 +179,13 @@ class AnyModel:
             if call.result.data_ptr() == after[-1].data_ptr() and call.result.shape == after[-1].shape:
                 self._norm = call.norm
                 after[-1] = call.given
+        named = type(self.network).__name__
+        if len({state.shape for state in after}) > 1:
+            widths = f"{after[0].shape[-1]} to {after[-1].shape[-1]}"
+            raise MeeError(f"{named} projects its last state from {widths} numbers: no trace of it.")
         ours = self.logits(self.norm(after[-1]))
         error = (ours - output.logits).abs().max()
         if len(after) != self.layers or error > TOLERANCE * output.logits.abs().max():
-            named = type(self.network).__name__
             raise MeeError(f"The logits of {named} are not its LM head after its final norm: no trace of it.")
         return LayerStates(embedding, after, output.logits)
 

@@ -49,6 +49,8 @@ def read_checkpoint(
         tokenizer = load_tokenizer(where, revision)
     elif isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer)
+    if not callable(tokenizer):
+        raise MeeError(f"tokenizer={tokenizer!r:.60}: give a folder, a hub id or a loaded tokenizer.")
     _check_sizes(tokenizer, network, where)
     return network.eval().to(target), tokenizer
 
@@ -222,7 +224,12 @@ def _load_network(where: str, revision: str | None, config, precision: str) -> n
         config=config,
         dtype=precision,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
     )
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        sizes = f"{name} is {list(stored)}, and config.json says {list(wanted)}"
+        raise _unreadable("weights", where, f"{len(mismatched)} tensors have other sizes: {sizes}")
     for kind, problem in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
         if keys := sorted(report[f"{kind}_keys"]):
             reason = f"{len(keys)} tensors {problem}, such as {keys[0]}"

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,11 +42,18 @@ class Model:
     _fingerprint: Fingerprint = field(default=Fingerprint(), init=False, compare=False)
 
     def __post_init__(self):
+        family = getattr(getattr(self.network, "config", None), "model_type", type(self.network).__name__)
+        if family not in FAMILIES:
+            advice = f"give one of the T5 family ({', '.join(FAMILIES)}); AnyModel takes others, for traces"
+            raise MeeError(f'The network of {self.name} is a "{family}": {advice}.')
         if self.min_exit_layer is None:
             self.min_exit_layer = max(1, self.layers // 2)
-        if type(self.min_exit_layer) is not int or not 1 <= self.min_exit_layer <= self.layers:
-            given = f"min_exit_layer={self.min_exit_layer!r} of {self.name}"
+        layer = self.min_exit_layer
+        whole = isinstance(layer, Integral) and not isinstance(layer, bool)
+        if not whole or not 1 <= layer <= self.layers:
+            given = f"min_exit_layer={layer!r} of {self.name}"
             raise MeeError(f"{given}: give a layer from 1 to {self.layers}.")
+        self.min_exit_layer = int(layer)
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self.network.parameters())

@@ -21,7 +21,7 @@ VANILLA = "vanilla"
 HISTORY = "history"
 LIMITS = {  # column of what limits exits -> its name in the table
     "oracle": "oracle keeps",
-    "exact": "oracle keeps, exact states",
+    "exact": "oracle keeps, exact states (FLOPs)",
     "rule_kept": "best rule at no more FLOPs keeps",
 }
 KIND = "tokens a second (score kept)"
@@ -205,6 +205,9 @@ def limits(stored: StoredTables) -> pd.DataFrame:
             shares = rows[column].map("{:.1%}".format, na_action="ignore").astype(object)
             missing = rows.complete.map({True: "none spends as little", False: "not measured"})
             table[name] = shares.where(rows[column].notna(), missing)
+    if LIMITS["exact"] in table:
+        spent = rows.exact_flops.map(" ({:.0%})".format, na_action="ignore").astype(object)
+        table[LIMITS["exact"]] += spent.where(rows.exact_flops.notna(), "")
     named = [name for name in LIMITS.values() if name in table]
     return in_order(table)[[*TASK, "FLOPs", *named]]
 
@@ -214,7 +217,7 @@ def oracle_rows(stored: StoredTables) -> pd.DataFrame:
 
     Of profiles whose oracle was not decoded with exact states, only what it keeps with copied ones is known.
     """
-    columns = [*TASK, "flops_share", "complete", *LIMITS]
+    columns = [*TASK, "flops_share", "exact_flops", "complete", *LIMITS]
     whole = stored.table("08_results", "limits_at_equal_flops").assign(complete=True)
     points = stored.table("08_results", "score_against_flops")
     parts = [whole.reindex(columns=columns)]

@@ -20,8 +20,10 @@ HOLDS = "holds"
 FAILS = "does not hold"
 UNDECIDED = "undecided"
 UNTESTABLE = "cannot be tested here"
-MIXED = "holds on some tasks"
-VERDICTS = (HOLDS, MIXED, FAILS, UNDECIDED, UNTESTABLE)
+HOLDS_ON_SOME = "holds on some tasks"  # undecided on the others
+DIFFERS = "holds on some tasks, fails on others"
+FAILS_ON_SOME = "does not hold on some tasks"  # undecided on the others
+VERDICTS = (HOLDS, HOLDS_ON_SOME, DIFFERS, FAILS_ON_SOME, FAILS, UNDECIDED, UNTESTABLE)
 TEXTS = ("claim", "source", "statement", "published", "judged_by")
 LEVEL = 0.05  # of all verdicts of the ledger together
 LAST_NOTEBOOK = "08_results"  # it writes the ledger
@@ -179,10 +181,11 @@ def _over_tasks(summary: pd.DataFrame) -> np.ndarray:
         UNTESTABLE: summary.tasks == 0,
         HOLDS: summary.held == summary.tasks,
         FAILS: summary.failed == summary.tasks,
-        MIXED: summary.held > 0,
-        UNDECIDED: summary.undecided > 0,
+        DIFFERS: (summary.held > 0) & (summary.failed > 0),
+        HOLDS_ON_SOME: summary.held > 0,
+        FAILS_ON_SOME: summary.failed > 0,
     }
-    return np.select(list(choices.values()), list(choices), FAILS)
+    return np.select(list(choices.values()), list(choices), UNDECIDED)
 
 
 def holm(p_values: pd.Series) -> pd.Series:

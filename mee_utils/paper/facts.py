@@ -11,10 +11,10 @@ import pandas as pd
 from ..study import open_question
 from ..study.catalogue import MAIN_MODEL
 from ..study.figures import label
-from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
+from ..study.headline import FIXED, ONE, QUALITY, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
 from ..study.main_figure import faster_cases
 from ..study.published_setting import BATCHES
-from ..study.result_tables import KEEPS_IT
+from ..study.result_tables import EXITS, KEEPS_IT
 from . import ledger_page
 from .answers import (
     REAL,
@@ -28,7 +28,7 @@ from .answers import (
     shallow_decoders,
     shallow_speeds,
 )
-from .numbers import stored_numbers
+from .numbers import LATER, stored_numbers
 from .stored_tables import FIGURES, PROFILES, StoredTables
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -39,7 +39,7 @@ def facts(stored: StoredTables) -> dict:
     numbers = numbers_of_tasks()
     real = {task: groups for (profile, task), groups in numbers.items() if profile == REAL}
     shares = pd.DataFrame({task: groups["settled"] for task, groups in real.items()}).mean(axis=1)
-    later = pd.DataFrame({task: groups["high_loss_later"] for task, groups in real.items()}).mean(axis=1)
+    later = {name: _mean_of_tasks(real, name) for name in LATER}
     lost = lost_points(stored).loc[REAL].lost
     decisions = stored.decoder_bench("one decision").query("shape == 't5-large'")
     return {
@@ -47,10 +47,14 @@ def facts(stored: StoredTables) -> dict:
         "settled": shares.to_dict(),
         "less_monotonic": _less_monotonic(real.values()),
         "best_rule": _least_flops(stored),
-        "later": later.to_dict(),
+        "later": later["high_loss_later"],
+        "later_by_similarity": later["low_similarity_later"],
+        "grows": _verdict(stored, "CALM grows layer by layer"),
         "lost": {"mean": lost.mean(), "most": lost.max()},
         "shallow": _shallow_facts(stored),
         "changed": max(groups["fixed_list"]["other_token"] for groups in real.values()),
+        "changed_vanilla": _most_changed(stored, VANILLA),
+        "of_vanilla": _tasks_of_vanilla(stored),
         "decision_in_layers": decisions.set_index("what")["median"].to_dict(),
         "roc_area": {name: stored_numbers(FIGURES / name)["roc_area"] for name in PROFILES},
         "oracle": _oracle_facts(stored),
@@ -61,6 +65,26 @@ def facts(stored: StoredTables) -> dict:
         "as_published": _as_published(stored),
         **_headline_facts(),
     }
+
+
+def _mean_of_tasks(tasks: dict[str, dict], group: str) -> dict[str, float]:
+    """A group of numbers that notebooks state of each task, as means over tasks."""
+    return pd.DataFrame({task: groups[group] for task, groups in tasks.items()}).mean(axis=1).to_dict()
+
+
+def _most_changed(stored: StoredTables, model: str) -> float:
+    """The largest share of a model's tokens on a task of real text that a fixed list changes."""
+    rows = stored.table("03_pruning", "complete_table")
+    fixed = (rows.profile == REAL) & (rows.model == model) & (rows.reduction == "fixed")
+    return rows[fixed].other_token.max()
+
+
+def _tasks_of_vanilla(stored: StoredTables) -> int:
+    """On how many tasks of real text a rule keeps 99 % of vanilla's mean score and saves FLOPs beside it."""
+    rows = stored.table("08_results", "rivals")
+    exits = rows[(rows.profile == REAL) & (rows.kind == EXITS)]
+    good = exits[(exits.kept >= QUALITY) & (exits.relative_flops < 1)]
+    return good.task.nunique()
 
 
 def _less_monotonic(tasks: Iterable[dict]) -> int:
@@ -115,16 +139,24 @@ def _ends(shares: pd.Series) -> list[float]:
 def _as_published(stored: StoredTables) -> dict | None:
     """In how many of MEE's own settings on real text a measure beats full depth, and keeps the score.
 
-    `alone` and `in_batches` are `main_figure.Cases`, the latter at the published `batch` size. None until
-    they are timed.
+    `alone` and `in_batches` are `main_figure.Cases`, the latter at the published `batch` size, with exits
+    from a sixth of the depth on; `later` are those of one output at a time with exits from `layer` on. None
+    until they are timed.
     """
     times = stored.table("08_results", "main_figure")
     times = times[times.profile == REAL]
     if times.empty:
         return None
-    counts = faster_cases(times)
+    by_layer = faster_cases(times)
+    first, last = min(by_layer), max(by_layer)
     in_batches, alone = BATCHES
-    return {"batch": in_batches, "in_batches": counts[in_batches], "alone": counts[alone]}
+    return {
+        "batch": in_batches,
+        "in_batches": by_layer[first][in_batches],
+        "alone": by_layer[first][alone],
+        "layer": last,
+        "later": by_layer[last][alone] if last > first else None,
+    }
 
 
 def _headline_facts() -> dict:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from .claims import FAILS, HOLDS, MIXED, UNDECIDED
+from .claims import DIFFERS, FAILS, FAILS_ON_SOME, HOLDS, HOLDS_ON_SOME, UNDECIDED
 from .stored_tables import DATA, PROFILES, StoredTables, markdown
 
 PAPERS = {  # heading -> how the sources of its statements begin
@@ -23,7 +23,9 @@ PAPERS = {  # heading -> how the sources of its statements begin
 CANNOT = "cannot be tested here"
 VERDICTS = {  # heading -> the verdicts below it, in the order of the page
     "Confirmed": HOLDS,
-    "Confirmed on some tasks": MIXED,
+    "Confirmed on some tasks": HOLDS_ON_SOME,
+    "Different from task to task": DIFFERS,
+    "Not confirmed on some tasks": FAILS_ON_SOME,
     "Not confirmed": FAILS,
     "Cannot be tested here": CANNOT,
     "Undecided": UNDECIDED,
@@ -47,7 +49,7 @@ def ledger(stored: StoredTables) -> pd.DataFrame:
         of_profile = rows[rows.profile == profile].set_index("claim")
         table[f"{profile}: verdict"] = _verdicts(of_profile).reindex(table.index)
         table[f"{profile}: ours"] = _numbers(of_profile).reindex(table.index)
-    table["stands"] = [_stands(row) for row in table.to_dict("records")]
+    table["stands"] = _stands(rows).reindex(table.index)
     table["paper"] = [_paper(source) for source in table.source]
     return table.reset_index()
 
@@ -58,10 +60,22 @@ def _by_age(rows: pd.DataFrame) -> dict[str, int]:
 
 
 def _verdicts(rows: pd.DataFrame) -> pd.Series:
-    """The verdict in words; one on some tasks says on how many."""
-    counted = "holds on " + rows.held.astype(str) + " of " + rows.tasks.astype(str)
-    untestable = rows.verdict.str.startswith("cannot be tested")
-    return rows.verdict.mask(rows.verdict == MIXED, counted).mask(untestable, CANNOT)
+    """The verdict in words; where it is not the same on all tasks, with the number of them."""
+    of_tasks = " of " + rows.tasks.astype(str)
+    counted = {
+        HOLDS_ON_SOME: "holds on " + rows.held.astype(str) + of_tasks,
+        DIFFERS: "holds on " + rows.held.astype(str) + ", fails on " + rows.failed.astype(str) + of_tasks,
+        FAILS_ON_SOME: "does not hold on " + rows.failed.astype(str) + of_tasks,
+    }
+    verdicts = _present(rows.verdict)
+    for verdict, words in counted.items():
+        verdicts = verdicts.mask(verdicts == verdict, words)
+    return verdicts
+
+
+def _present(verdicts: pd.Series) -> pd.Series:
+    """Verdicts, with the one that was worded differently in older runs."""
+    return verdicts.mask(verdicts.str.startswith("cannot be tested"), CANNOT)
 
 
 def _numbers(rows: pd.DataFrame) -> pd.Series:
@@ -71,13 +85,14 @@ def _numbers(rows: pd.DataFrame) -> pd.Series:
     return pd.Series([text.replace("; ", "<br>") for text in texts], index=rows.index, dtype=object)
 
 
-def _stands(row: dict) -> str:
-    """The heading below which a statement stands."""
-    verdicts = [row[f"{profile}: verdict"] for profile in PROFILES]
-    tested = [verdict for verdict in verdicts if isinstance(verdict, str) and verdict != CANNOT]
-    verdict = tested[0] if tested else CANNOT
-    verdict = MIXED if re.fullmatch(r"holds on \d+ of \d+", verdict) else verdict
-    return next(heading for heading, wanted in VERDICTS.items() if wanted == verdict)
+def _stands(rows: pd.DataFrame) -> pd.Series:
+    """Claim -> the heading below which it stands: the first profile that can test it decides."""
+    heading_of = {verdict: heading for heading, verdict in VERDICTS.items()}
+    by_profile = rows.assign(verdict=_present(rows.verdict)).pivot(
+        index="claim", columns="profile", values="verdict"
+    )
+    decided = by_profile.reindex(columns=PROFILES).where(lambda verdicts: verdicts != CANNOT)
+    return decided.bfill(axis=1).iloc[:, 0].fillna(CANNOT).map(heading_of)
 
 
 def _paper(source: str) -> str:

@@ -18,6 +18,7 @@ from ..study.results import DECIMALS, Run
 
 FILE = "numbers.json"
 OF_CALM = f"model == {MAIN_MODEL!r}"
+LATER = {"high_loss_later": "loss", "low_similarity_later": "mean_similarity"}  # by what tokens are difficult
 Numbers = dict[str, dict]
 
 
@@ -75,16 +76,25 @@ def settled(tables: SavedTables) -> Numbers:
 
 
 def difficult(tables: SavedTables) -> Numbers:
-    """02: how many layers later than tokens of low loss those of high loss settle and become similar."""
-    means = tables["three_selections"].query(f"{OF_CALM} and selected_by == 'loss'")
+    """02: how many layers later than easy tokens difficult ones settle and become similar.
+
+    Difficult are tokens of high loss, or those in prefixes of low similarity.
+    """
+    means = tables["three_selections"].query(OF_CALM)
     if means.empty:  # a profile without CALM's model
         return {}
-    means = means.pivot(index=["task", "property"], columns="group", values="mean")
+    keys = ["task", "selected_by", "property"]
+    means = means.pivot(index=keys, columns="group", values="mean")
     later = (means.difficult - means.easy).round(DECIMALS)
     stated = {}
     for task in later.index.unique("task"):
-        layers = {"settled_from": later[task, "settled_from"], "first_similar": later[task, "first_similar"]}
-        stated[task] = {"high_loss_later": layers}
+        stated[task] = {
+            name: {
+                "settled_from": later[task, selected_by, "settled_from"],
+                "first_similar": later[task, selected_by, "first_similar"],
+            }
+            for name, selected_by in LATER.items()
+        }
     return {"tasks": stated}
 
 

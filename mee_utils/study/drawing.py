@@ -88,6 +88,8 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
     for percent in percentiles:
         if not 0 <= percent <= 100:
             raise MeeError(f"percentiles={percentiles!r}: give numbers from 0 to 100.")
+    if getattr(model, "tokenizer", None) is None:
+        raise MeeError(f"model={_short(model)}: give the model of the traces, which has their tokenizer.")
     token_text = monotonicity.token_text(model.tokenizer)
     tokens = monotonicity.percentile_tokens(_listed(traces)[0], [percent / 100 for percent in percentiles])
 

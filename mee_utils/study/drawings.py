@@ -65,14 +65,14 @@ def _layer_of_token(axis, x: float, layer: int, exit_layer: int) -> None:
         _box(axis, x, layer, "", RUN)
         _arrow(axis, (x, layer - 0.75), (x, layer - 0.32))
         return
-    _box(axis, x, layer, "copied K, V", WAITS, dashed=True, size=7.5, colour=GREY)
+    _box(axis, x, layer, "copied K, V", WAITS, dashed=True, size=8, colour=GREY)
     _arrow(axis, (x - 0.88, exit_layer), (x - 0.88, layer), GREY, bend=-0.3)
 
 
 def _exit(axis, x: float, exit_layer: int, token: str, layers: int) -> None:
     """The exit of a token: its layer's state, LM head, token."""
     said = "last layer" if exit_layer == layers else f"exit: confident\nafter layer {exit_layer}"
-    axis.text(x, exit_layer, said, ha="center", va="center", fontsize=7.5, color=DARK)
+    axis.text(x, exit_layer, said, ha="center", va="center", fontsize=8, color=DARK)
     _box(axis, x, layers + 1.15, f'"{token}"', RIGHT, height=0.55)
     if exit_layer == layers:
         _arrow(axis, (x, exit_layer + 0.3), (x, layers + 0.85))
@@ -80,7 +80,7 @@ def _exit(axis, x: float, exit_layer: int, token: str, layers: int) -> None:
     side = x + 1.02
     axis.plot([x + 0.85, side, side], [exit_layer, exit_layer, layers + 1.15], color=DARK, linewidth=1)
     _arrow(axis, (side, layers + 1.15), (x + 0.87, layers + 1.15))
-    axis.text(side + 0.06, layers, "LM head", fontsize=7.5, color=DARK, va="center", rotation=270)
+    axis.text(side + 0.06, layers, "LM head", fontsize=8, color=DARK, va="center", rotation=270)
 
 
 def _feed_back(axis, x: float, layers: int) -> None:

@@ -30,6 +30,8 @@ DARK = "#333333"
 PALE = "#cccccc"
 BLUE = "#5b7a99"  # slate, of what is neither a model nor a rule
 BAND = ("low", "high")
+LIGHTEST = 0.85  # shade of the last layer, where 1 is the palest yellow
+GOES_ON = "lines that meet the edge of a panel go on beyond it"  # in the small print of such figures
 TOO_FEW = "nearly all tokens\nare final here"  # where rules cannot be ranked
 
 
@@ -44,6 +46,7 @@ class Style(NamedTuple):
 
 _TABLES = read_yaml("study/styles.yaml")
 LABELS: dict[str, str] = _TABLES["labels"]
+SIZES = {"mini": "mini T5", "t5-base": "T5-base", "t5-large": "T5-large"}  # of `models.costs.SHAPES`
 FATES: dict[str, str] = _TABLES["fates"]  # what becomes of a draft -> colour
 FAMILY_MARKERS = dict(zip(FAMILY_COLOURS, "*oshD^v", strict=True))
 
@@ -168,10 +171,31 @@ def write_above(figure: matplotlib.figure.Figure, message: str = "", note: str =
     """
     width = figure.get_figwidth()
     if message:
-        in_lines = textwrap.fill(message, int(11 * width))
+        in_lines = _even_lines(message, int(11 * width))
         figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12.5, color="black")
     if note:
         figure.text(0.01, 1.01, textwrap.fill(note, int(18 * width)), va="bottom", fontsize=8, color=GREY)
+
+
+def small_print(*parts: str) -> str:
+    """The note of a figure: what there is of its parts, one behind the other."""
+    return "; ".join(part for part in parts if part)
+
+
+def _even_lines(text: str, width: int) -> str:
+    """Breaks a text into as few lines of at most `width` characters as it takes, of about the same length.
+
+    >>> _even_lines("one two three four five", 20)
+    'one two three\\nfour five'
+    """
+    lines = textwrap.wrap(text, width)
+    longest = max(map(len, text.split()))
+    for narrower in range(width - 1, longest - 1, -1):
+        shorter = textwrap.wrap(text, narrower)
+        if len(shorter) > len(lines):
+            break
+        lines = shorter
+    return "\n".join(lines)
 
 
 def _values_down(table: pd.DataFrame, row: str | None, quantities: Mapping[str, str] | None) -> list:
@@ -252,9 +276,10 @@ def layer_axis(axis, layers: int, first: int = 1) -> None:
 
 
 def layer_styles(layers: int) -> dict[int, Style]:
-    """A style for each layer, from dark to light with depth."""
+    """A style for each layer, from dark to light with depth, but not so light that it is lost on white."""
     shades = matplotlib.colormaps["viridis"]
-    return {n: Style(f"layer {n}", shades((n - 1) / max(1, layers - 1))) for n in range(1, layers + 1)}
+    step = LIGHTEST / max(1, layers - 1)
+    return {n: Style(f"layer {n}", shades((n - 1) * step)) for n in range(1, layers + 1)}
 
 
 def lines(
@@ -270,7 +295,8 @@ def lines(
 ) -> None:
     """A line with a band for each value of `by`, sorted by `x`; a marker where there is a single row.
 
-    Bands end at `clip`; `colour` takes the place of the lines' own. `x="layer"` makes the axis one of layers.
+    Bands end at `clip`. `colour` takes the place of the lines' own; as it may differ from panel to panel, the
+    legend has them in grey. `x="layer"` makes the axis one of layers.
     """
     for name, part in rows.groupby(by, sort=False):
         style = styles.get(name, Style(label(name)))
@@ -282,6 +308,9 @@ def lines(
             look.update(linestyle="none")
         if name in ("oracle", "full_depth"):
             look["markersize"] = 7
+        if colour:
+            axis.plot([], [], **look | {"color": GREY})
+            look["label"] = None
         (line,) = axis.plot(part[x], part[y], **look)
         if band:
             low = part[band[0]].clip(*clip)

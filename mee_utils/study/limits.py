@@ -35,7 +35,7 @@ NAMES = {  # of what is drawn
     COPIED: "oracle, copied states",
     EXACT: "oracle, exact states",
     VERIFIED: "oracle, verified",
-    BEST: "best rule at no more FLOPs than the oracle",
+    BEST: "best rule at no more FLOPs (on validation examples)",
     MARGINS: "softmax margin",
     "static": "a fixed layer",
     "full_depth": "full depth",
@@ -256,7 +256,7 @@ def limits_figure(curves: pd.DataFrame, tasks: list[str], headline: str, note: s
         width=4.2,
         height=2.9,
         message=headline,
-        note=note,
+        note=figures.small_print(note, figures.GOES_ON),
     )
 
 
@@ -265,7 +265,8 @@ def _drawn_range(curves: pd.DataFrame, y: str) -> tuple[float, float]:
     low, high = LIMITS[y]
     drawn = curves[curves.flops_share.between(*FLOPS_DRAWN) & (curves.series != MARGINS)]
     if y != "retained":
-        return low, min(high, drawn[y].max() + 0.02)
+        points = drawn[y][drawn.series != "static"]  # none of them is cut off
+        return low, max(min(high, drawn[y].max() + 0.02), points.max() + 0.02)
     least = max(low, drawn[y].min() - 0.03)
     most = drawn[y].max()
     return least, min(high, most + 0.08 * (most - least))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import matplotlib.colors
 import pandas as pd
 
 from . import figures
@@ -35,6 +36,10 @@ PAPERS = {"CALM's": CALM_RULES, "MEE's": MEE_RULES}
 NEAR = 0.8  # of the full score: a single measure below is written in its panel, not drawn
 ROOM_BELOW = 0.12  # of the height of a panel, for that line
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
+SMALL_PRINT = (
+    "whiskers: range over rounds of timing (speed), 95 % intervals over examples (score); thin lines join "
+    "the two points of a measure"
+)
 BY_BATCH = (  # above the second figure
     "Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second "
     "do not. The same settings at both batch sizes, without the cut; hollow points exit later (see legend)."
@@ -119,7 +124,7 @@ def with_rate(times: pd.DataFrame, unit: str) -> pd.DataFrame:
     )
 
 
-def _figure(table: pd.DataFrame, values: Sequence[str], **options):
+def _figure(table: pd.DataFrame, values: Sequence[str], note: str = "", **options):
     return figures.facets(
         table,
         _draw,
@@ -130,6 +135,7 @@ def _figure(table: pd.DataFrame, values: Sequence[str], **options):
         sharey=False,
         width=4.0,
         height=3.0,
+        note=figures.small_print(note, SMALL_PRINT),
         **options,
     )
 
@@ -180,7 +186,8 @@ def _write_below(axis, far: pd.DataFrame) -> None:
 def _draw_points(axis, rows, filled: bool) -> None:
     for row in rows.itertuples():
         colour = figures.STYLES[row.rule].colour
-        look = {"fmt": MARKERS[row.rule], "color": colour, "elinewidth": 0.7, "markersize": 5.5}
+        look = {"fmt": MARKERS[row.rule], "color": colour, "markersize": 5.5}
+        look |= {"ecolor": matplotlib.colors.to_rgba(colour, 0.5), "elinewidth": 0.7}
         if not filled:
             look["markerfacecolor"] = "white"
         axis.errorbar(
@@ -221,10 +228,13 @@ def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:
 def speed_message(times: pd.DataFrame) -> str:
     """How many of the measures are faster than full depth, and how many of these keep the score."""
     parts = []
-    for batch, case in faster_cases(times).items():
-        keeping = f"{case.keeping or 'none'} with {QUALITY:.0%} of the score"
-        parts.append(f"{case.faster} of {case.cases} at batch {batch} ({keeping})")
-    return f"Cases in which a measure is faster than full depth in every round: {' and '.join(parts)}"
+    for layer, of_layer in faster_cases(times).items():
+        texts = []
+        for batch, case in of_layer.items():
+            keeping = f"{case.keeping or 'none'} with {QUALITY:.0%} of the score"
+            texts.append(f"{case.faster} of {case.cases} at batch {batch} ({keeping})")
+        parts.append(f"from layer {layer} on, {' and '.join(texts)}")
+    return f"Cases in which a measure is faster than full depth in every round: {'; '.join(parts)}"
 
 
 class Cases(NamedTuple):
@@ -235,16 +245,23 @@ class Cases(NamedTuple):
     keeping: int
 
 
-def faster_cases(times: pd.DataFrame) -> dict[int, Cases]:
-    """Batch size -> how many of the measures beat full depth, at the published share of the depth."""
-    measured = measures_as_published(times)
-    counts = {}
-    for batch in BATCHES:
-        rows = measured[measured.batch == batch]
-        faster = rows[rows.lowest > 1]
-        keeping = faster[faster.retained >= QUALITY]
-        counts[batch] = Cases(len(rows), len(faster), len(keeping))
-    return counts
+def faster_cases(times: pd.DataFrame) -> dict[int, dict[int, Cases]]:
+    """First exit layer -> batch size -> how many of the measures beat full depth, without the cut.
+
+    The first layers come in their order: that at the published share of the depth, and the published one.
+    """
+    measured = times[(times.decoder == EXACT) & (times.rule != "full_depth")]
+    return {
+        int(layer): {batch: _counted(rows[rows.batch == batch]) for batch in BATCHES}
+        for layer, rows in measured.groupby("min_layer")
+    }
+
+
+def _counted(rows: pd.DataFrame) -> Cases:
+    """Rows of measures, counted."""
+    faster = rows[rows.lowest > 1]
+    keeping = faster[faster.retained >= QUALITY]
+    return Cases(len(rows), len(faster), len(keeping))
 
 
 def measures_as_published(times: pd.DataFrame) -> pd.DataFrame:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 from typing import IO
 
@@ -30,10 +31,14 @@ from .results import build_root, output_root
 GO_ON = "What had finished is kept: run the same command again."
 SNAKEFILE = ROOT / "notebooks" / "Snakefile"
 BY_RECORDS = ("--rerun-triggers", "params")  # times of files decide nothing: `study.freshness` does
+QUIET = ("--quiet", "progress", "rules", "host", "reason")  # with "all" its log would be empty, too
+OF_A_JOB = "CalledProcessError"  # in the log of Snakemake: a job failed, which has said why
 TO_END = 10  # seconds that an interrupted pipeline has to end by itself
 
 
-def make(target: str, profile: str, data: str | None, cores: int, *config: str) -> None:
+def make(
+    target: str, profile: str, data: str | None, cores: int, *config: str, anew: Sequence[Path] = ()
+) -> None:
     """Makes a rule of the Snakefile up to date.
 
     Args:
@@ -42,6 +47,7 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
         data: the folder that stands for `{data}` in the profile.
         cores: how many jobs run at a time, at most (on a GPU one).
         config: further settings of the Snakefile, as "force=1".
+        anew: folders to delete, once nothing stands in the way of making their contents again.
 
     Raises:
         MeeError: the profile does not fit what is there, another pipeline runs here, or a job failed.
@@ -50,14 +56,33 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
     _check(settings, cores)
     command = [sys.executable, "-m", "snakemake", target, "--snakefile", str(SNAKEFILE)]
     command += ["--directory", str(build_root()), "--cores", str(cores), "--scheduler", "greedy"]
-    command += ["--rerun-incomplete", *BY_RECORDS, "--quiet", "all"]
+    command += ["--rerun-incomplete", *BY_RECORDS, *QUIET]
     if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
         command += ["--resources", "gpu=1"]
     command += ["--config", f"profile={profile}", f"data={data or ''}", *config]
     with _the_only_pipeline(build_root()) as lock:
+        for folder in anew:
+            shutil.rmtree(folder, ignore_errors=True)
+        logs_before = _logs(build_root())
         status = _run(command, lock)
     if status:
-        raise MeeError(f"A part failed; the lines above name it. {GO_ON}")
+        raise MeeError(f"{_what_failed(_logs(build_root()) - logs_before)} {GO_ON}")
+
+
+def _logs(build: Path) -> set[Path]:
+    """What Snakemake has logged of each of its runs."""
+    return set((build / ".snakemake" / "log").glob("*.log"))
+
+
+def _what_failed(logs: set[Path]) -> str:
+    """A sentence on why Snakemake ended: a job says itself what failed, Snakemake in its log alone."""
+    texts = {log: log.read_text(encoding="utf-8") for log in logs}
+    if not texts or any(OF_A_JOB in text for text in texts.values()):
+        return "A part failed; the lines above name it."
+    newest = max(texts)
+    lines = [line.strip() for line in texts[newest].splitlines() if line.strip()]
+    reason = dropwhile(lambda line: not re.search(r"Exception|Error", line), lines)
+    return f"Snakemake could not go on: {' '.join(reason)} (its log: {newest})."
 
 
 def _check(profile: Profile, cores: int) -> None:
@@ -137,9 +162,8 @@ def _remove_partial_files(root: Path) -> None:
 def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
     """Makes everything stale of a profile, or with `force` everything; returns the folder of the results."""
     settings = load_profile(profile)
-    for part in ("records", "traces", "classifiers") if force else ():
-        shutil.rmtree(folder_of(settings, part), ignore_errors=True)
-    make("all", profile, data, cores)
+    parts = ("records", "traces", "classifiers") if force else ()
+    make("all", profile, data, cores, anew=[folder_of(settings, part) for part in parts])
     return output_root() / settings.name
 
 
@@ -149,9 +173,8 @@ def measure(profile: str, data: str | None, cores: int, force: bool) -> Path:
     if MAIN_MODEL not in settings.training.backbones:
         lacking = f'Profile "{settings.name}" has no model "{MAIN_MODEL}", on which rules are measured'
         raise MeeError(f"{lacking}: nothing is measured.")
-    if force:
-        shutil.rmtree(folder_of(settings, MEASURED), ignore_errors=True)
-    make("measured", profile, data, cores, "force=1" if force else "force=")
+    anew = [folder_of(settings, MEASURED)] if force else []
+    make("measured", profile, data, cores, "force=1" if force else "force=", anew=anew)
     return output_root() / settings.name / MEASURED
 
 

@@ -14,11 +14,12 @@ from typing import Annotated, Literal
 
 import pydantic
 import yaml
-from pydantic import BaseModel, Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
 
 from ..common.errors import MeeError, check_choice, nearest, one_line
 from ..common.files import ROOT
 from ..tasks import TASKS
+from ..tasks.loading import checked_languages
 from ..tasks.synthetic.questions import LESSONS
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -34,6 +35,8 @@ READY_BY_TASK = "[ready by task]"
 TRAINED = "[trained]"
 KINDS_OF_MODELS = (READY, READY_BY_TASK, TRAINED)
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
+Share = Annotated[float, Field(gt=0, lt=1)]
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Reason = Annotated[str, Field(min_length=1)]
 
 
@@ -51,11 +54,16 @@ class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
 class Source(Strict):
     """Where examples come from, as in `load_task`; `{data}` is the DATA folder of the command line."""
 
-    source: str
+    source: Annotated[str, Field(min_length=1)]
     revision: str | None = None  # of a hub data set: its commit, as `python -m mee_utils pin` writes it
     folder: str | None = None  # it holds one file or folder a split
     languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
     skip_unanswerable: bool = False  # leave out questions without an answer (SQuAD 2)
+
+    @model_validator(mode="after")
+    def _two_languages(self) -> Source:
+        checked_languages(tuple(self.languages))
+        return self
 
 
 class Corpus(Source):
@@ -98,7 +106,7 @@ class Stage(Strict):
     """
 
     examples: Annotated[dict[str, PositiveInt], Field(min_length=1)]
-    learning_rate: PositiveFloat
+    learning_rate: PositiveFinite
     decay: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
@@ -262,7 +270,7 @@ class Ablation(Strict):
 
     stages: Annotated[list[Stage], Field(min_length=1)]
     local: bool = True  # heads that begin local
-    rates: dict[Literal["query", "embedding", "table", "norm"], PositiveFloat] = {}
+    rates: dict[Literal["query", "embedding", "table", "norm"], PositiveFinite] = {}
     muon: bool = True
 
 
@@ -287,7 +295,7 @@ class ClassifierSettings(Strict):
     seeds: Annotated[int, Field(ge=0, le=10)] = 5  # 0: none is trained
     epochs: PositiveInt = 5
     batch_size: PositiveInt = 128
-    learning_rate: PositiveFloat = 0.002
+    learning_rate: PositiveFinite = 0.002
 
 
 TaskName = Literal[*TASKS]  # a new task is one entry there
@@ -314,9 +322,9 @@ class ResultSettings(Strict):
     fresh_size: PositiveInt = 500
     learning_tokens: list[PositiveInt] = [2000, 6000, 20000, 60000, 200000]  # of all tasks, for classifiers
     fresh_rules: list[Name] = ["softmax_margin", "low_rank_three"]
-    deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
-    risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
-    eps: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    deltas: Annotated[list[Share], Field(min_length=1)] = [0.05, 0.1, 0.25]
+    risk_deltas: Annotated[list[Share], Field(min_length=1)] = [0.02, 0.05, 0.1]
+    eps: Share = 0.05
 
 
 class Profile(Strict):
@@ -515,9 +523,20 @@ def fetched_folder() -> str | None:
     return str(FETCHED) if FETCHED.is_dir() else None
 
 
+class _OneOfAKey(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f'the key "{key}" is there twice, line {node.start_mark.line + 1} on')
+        return super().construct_mapping(node, deep)
+
+
 def _read_mapping(path: Path) -> dict:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_OneOfAKey)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise MeeError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
     if not isinstance(content, dict):

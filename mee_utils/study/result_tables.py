@@ -29,6 +29,7 @@ MACHINES = "machines.json"
 KEEPS_IT = "keeps it"  # verdicts on a share of the score
 LOSES_IT = "does not keep it"
 UNDECIDED = "undecided"
+EXITS = "best exit rules"  # their kind in 08's table `rivals`
 KEYS = ["task", "model", "rule", "threshold"]
 RANGE = ["lowest", "highest"]
 SAMPLES_RANGE = ["samples_lowest", "samples_highest"]

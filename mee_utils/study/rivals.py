@@ -14,12 +14,11 @@ import pandas as pd
 from . import figures
 from .catalogue import HEADS, MAIN_MODEL
 from .prose import on_tasks, span, task_span
-from .result_tables import Measured
+from .result_tables import EXITS, Measured
 from .verdicts import on_front
 
 BASELINE = "vanilla"
 SHALLOW = "decoder trained shallow"
-EXITS = "best exit rules"
 FIXED = "fixed exit layer"
 SEPARATE = "exit heads on a frozen model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)
@@ -165,7 +164,7 @@ def rivals_figure(
         width=3.9,
         height=3.3,
         message=headline(equal_cost),
-        note=note,
+        note=figures.small_print(note, figures.GOES_ON),
     )
 
 

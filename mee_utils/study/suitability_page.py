@@ -83,12 +83,16 @@ def write(
 
 
 def _checked_output(output: str | None) -> Path | None:
-    """Where the page goes; refused before hours of tracing if that is no Markdown file."""
+    """Where the page goes; refused before hours of tracing if no Markdown file can be written there."""
     if output is None:
         return None
     path = Path(output)
     if path.suffix != ".md" or path.is_dir():
         raise MeeError(f"output={output}: give a Markdown file, such as page.md.")
+    trial = path.with_name(f".{path.name}.try")
+    with complete_file(trial) as partial:
+        partial.touch()
+    trial.unlink()
     return path
 
 

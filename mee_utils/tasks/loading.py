@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -114,6 +114,8 @@ class Task:
 
     def baseline_texts(self, train: Task) -> dict[str, list[str]]:
         """Outputs of every trivial baseline; some take their text from the training split."""
+        if not isinstance(train, Task):
+            raise MeeError(f"train={str(train)[:60]!r}: give the training split, from load_task.")
         if not len(train):
             raise MeeError("The training split holds no examples: baselines need at least one.")
         return {
@@ -122,7 +124,8 @@ class Task:
         }
 
     def _checked(self, texts: Sequence[str]) -> list[str]:
-        if isinstance(texts, str) or not isinstance(texts, Iterable):
+        # sets have no order, and of a dict nobody knows whether keys or values are meant
+        if not isinstance(texts, Iterable) or isinstance(texts, str | bytes | Mapping | Set):
             raise MeeError(f"Cannot score {str(texts)[:60]!r}: give a list of texts.")
         listed = list(texts)
         for text in listed:
@@ -170,13 +173,13 @@ def load_task(
     Raises `MeeError` for an unknown task, split or language, a bad limit or seed, and a missing, empty or
     broken file.
     """
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         new = "A new task is an entry of TASKS in mee_utils/tasks/kinds.py."
         raise MeeError(f'Unknown task "{name}": {nearest(name, TASKS)} {new}')
     check_choice("split", split, ("train", "validation", "test"))
     limit = None if limit is None else check_whole("limit", limit)
     seed = check_whole("seed", seed, 0)
-    pair = _checked_languages(languages)
+    pair = checked_languages(languages)
     for option, value in {"revision": revision, "folder": folder}.items():
         if not isinstance(value, str | None):
             raise MeeError(f"{option}={value!r}: give a text, or leave it out.")
@@ -224,7 +227,7 @@ def _with_examples(
     return replace(task, inputs=inputs, references=references, skipped=skipped)
 
 
-def _checked_languages(languages: tuple[str, str]) -> tuple[str, str]:
+def checked_languages(languages: tuple[str, str]) -> tuple[str, str]:
     """Source and target language, each known by name and different from the other."""
     pair = tuple(languages) if isinstance(languages, tuple | list) else (languages,)
     named = len(pair) == 2 and all(isinstance(language, str) and language for language in pair)

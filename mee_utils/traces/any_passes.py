@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..common.errors import MeeError
-from ..decoding.inputs import cut_at_end, indices_by_length, input_ids
+from ..decoding.inputs import cut_at_end, indices_by_length, input_ids, plain_greedy_search
 from ..models.any_model import AnyModel
 
 
@@ -45,15 +45,19 @@ class AnyPasses:
 
     @torch.inference_mode()
     def greedy(self, texts: list[str], longest: int, batch_size: int) -> list[list[int]]:
-        """Ids of the model's own greedy output, `[output][token]`, end token included."""
+        """Ids of the model's own greedy output, `[output][token]`, end token included.
+
+        It is plain greedy search: a repetition penalty or forced ids, as are stored with most BARTs, would
+        write tokens that the last layer does not predict.
+        """
         outputs: list[list[int]] = [[]] * len(texts)
         for indices, inputs in self.batches(texts, batch_size):
             padded = self._padded(inputs, left=self.model.causal)
             given = padded["input_ids"].shape[1]
             self._check_positions(given + longest - 1 if self.model.causal else longest)
-            generated = self.network.generate(
-                **padded, max_new_tokens=longest, do_sample=False, num_beams=1, pad_token_id=self.padding
-            )
+            settings = {"max_new_tokens": longest, "do_sample": False, "num_beams": 1}
+            with plain_greedy_search(self.network):
+                generated = self.network.generate(**padded, **settings, pad_token_id=self.padding)
             # the prompt of a causal model, or the start token, comes first
             new = generated[:, given if self.model.causal else 1 :].tolist()
             for index, ids in zip(indices, new, strict=True):

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole
 from ..common.files import complete_file
-from ..decoding.inputs import batches_by_length, check_inputs, input_ids
+from ..decoding.inputs import batches_by_length, check_evaluation, check_inputs, input_ids
 from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
@@ -85,10 +85,9 @@ def trace(
 
 
 def _passes_of(model: object) -> T5Passes | AnyPasses:
-    if isinstance(model, AnyModel):
-        return AnyPasses(model)
-    if isinstance(model, Model):
-        return T5Passes(model)
+    if isinstance(model, AnyModel | Model):
+        check_evaluation(model)
+        return AnyPasses(model) if isinstance(model, AnyModel) else T5Passes(model)
     advice = "give what load_model returns, or an AnyModel(network, tokenizer, name)"
     raise MeeError(f"model={type(model).__name__}: {advice}.")
 

@@ -69,7 +69,7 @@ def timed(options) -> Iterator[Timed]:
         if table.empty:
             print(f"{part}: nothing to time here (rivals: make retrain PROFILE={options.profile} keeps them)")
         else:
-            yield table, part, rules.KEYS
+            yield table, part, rules.keys_of(part)
 
 
 def main(arguments: list[str] | None = None) -> int:

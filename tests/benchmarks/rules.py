@@ -264,6 +264,11 @@ def experiment_on(device: str, profile: str, data: str | None) -> Experiment:
     return Experiment(None, load_profile(profile, data).model_copy(update={"device": device}), data)
 
 
+def keys_of(part: str) -> tuple[str, ...]:
+    """What identifies lines of a part's table: of rivals their size too, since few may be kept here."""
+    return (*KEYS, "decoder_layers") if part == "rivals" else KEYS
+
+
 def run(
     part: str, profile: str, data: str | None, device: str, rounds: int, progress: Callable[[str], None]
 ) -> pd.DataFrame:

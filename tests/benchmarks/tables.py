@@ -25,6 +25,7 @@ from .workloads import WORKLOADS
 
 DIGESTS = "digests.json"
 ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}  # of lines in a table
+NUMBERS = ("batch", "decoder_layers")  # among the keys, which are texts
 THRESHOLD_DIGITS = 10  # of other numbers four
 
 
@@ -104,7 +105,7 @@ def _sorted(table: pd.DataFrame, keys: Sequence[str], processors: list[str]) -> 
 
     def rank(column: pd.Series) -> pd.Series:
         if column.name not in orders:
-            return pd.to_numeric(column) if column.name == "batch" else column
+            return pd.to_numeric(column) if column.name in NUMBERS else column
         return column.map({value: index for index, value in enumerate(orders[column.name])})
 
     return table.sort_values(["processor", *keys], key=rank, kind="stable")

@@ -123,6 +123,23 @@ def vanilla_gains_confidence_later(results):
     return f"layer {vanilla:.0f} against {calm:.0f}", vanilla > calm
 
 
+@statement(
+    "mean confidence falls least for CALM",
+    source="MEE blog, section 2",
+    quote=(
+        "Monotonicity holds best for CALM (here, on average: its mean confidence never falls by more than "
+        "vanilla's, to within 0.005)."
+    ),
+    published="holds best",
+    judged_by="confidence",
+    models=["calm", "vanilla"],
+)
+def mean_confidence_falls_least_for_calm(results):
+    calm = largest_drop(results.confidence.curve("confidence", model="calm"))
+    vanilla = largest_drop(results.confidence.curve("confidence", model="vanilla"))
+    return f"largest drop {calm:.4f} against {vanilla:.4f}", calm < vanilla + 0.005
+
+
 def holds_best_for_calm(results, kind: str, after_layer: int) -> tuple[str, Comparison]:
     """Whether more of CALM's tokens are monotonic than of any other of the paper's models.
 

@@ -37,11 +37,14 @@ CHEAPEST = {  # kind of rule -> how its cheapest setting is drawn
     kind: figures.Style(f"cheapest rule over {kind}", figures.STYLES[kind].colour, marker)
     for kind, marker in ((open_question.SEVERAL, "^"), (open_question.ONE, "o"))
 }
+SIGNS = {"^": "▲", "o": "●"}  # the markers of `CHEAPEST` in a text
 SPEEDS = ["speed", "lowest", "highest"]
 FLOPS_DRAWN = (0.3, 1.35)
 IN_PLURAL = {  # verdicts of the ledger, said of several statements
     "holds": "hold",
     "holds on some tasks": "hold on some tasks",
+    "holds on some tasks, fails on others": "hold on some tasks and fail on others",
+    "does not hold on some tasks": "do not hold on some tasks",
     "does not hold": "do not hold",
     "undecided": "are undecided",
 }
@@ -130,7 +133,7 @@ def answer_figure(
         height=3.0,
         xlabel="tokens a second (1 = full depth)",
         message=answer_message(ways, quality),
-        note="; ".join(part for part in (note, batches) if part),
+        note=figures.small_print(note, batches),
         empty="nothing timed",
     )
 
@@ -218,6 +221,7 @@ def open_question_shown(table: pd.DataFrame) -> pd.DataFrame:
         task=table.task.map(figures.label),
         rule=table.rule.map(figures.label, na_action="ignore"),
         untimed=table.untimed.astype("Int64"),
+        faster=table.faster.astype("Int64"),
     )
     cells = named.set_index(["by", "task", "kind"]).round(2).astype(object)
     return cells.where(cells.notna(), "")
@@ -304,7 +308,7 @@ def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, not
         xlabel="FLOPs (1 = full depth)",
         ylabel="score kept (1 = full depth)",
         message=flops_message(points, quality),
-        note=note,
+        note=figures.small_print(note, "settings beyond the axes are not shown"),
     )
 
 
@@ -339,7 +343,7 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
         style = CHEAPEST[row.kind]
         look = {"color": style.colour, "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
         axis.plot(row.flops_share, row.retained, style.marker, label=f"{style.label}, {quality:.0%}", **look)
-        name = f"{figures.label(row.rule)}: {row.flops_share:.0%}"
+        name = f"{SIGNS[style.marker]} {figures.label(row.rule)}: {row.flops_share:.0%}"
         behind = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1}
         place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9, "bbox": behind}
         axis.text(0.98, 0.05 + 0.09 * number, name, color=style.colour, **place)
@@ -407,7 +411,7 @@ def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str =
         height=4.4,
         xlabel="FLOPs (1 = full depth)",
         message=guarantee_message(best),
-        note=note,
+        note=figures.small_print(note, "whiskers: 95 % intervals over examples"),
     )
 
 
@@ -429,7 +433,7 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: 
         for delta in deltas:
             text = _in_place_of_a_marker(spent.get((family, delta)))
             height = number + apart[delta]
-            axis.text(1.02, height, text, fontsize=7, color=styles[delta].colour, va="center")
+            axis.text(1.02, height, text, fontsize=8, color=figures.DARK, va="center")
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set_xlim(min(0.35, drawn.flops_share.min()) if len(drawn) else 0.35, 1.2)
     names = ["a fixed layer" if family == "reference" else family for family in families]

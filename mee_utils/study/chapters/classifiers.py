@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from ...analysis.decisions import LEAST_TO_RANK
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
@@ -144,7 +145,8 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
             sentences.append(f"{name} has {_areas(areas, [rule])}.")
     guess = ", at times worse than guessing" if areas.loc[similarity].min() < 0.5 else ""
     sentences.append(f"Hidden similarity has {_areas(areas, [similarity])}{guess}.")
-    return " ".join([*sentences, _states_beside_the_margin(mean_rank), three])
+    too_few = f"Layers with fewer than {LEAST_TO_RANK} tokens of either kind are left out."
+    return " ".join([*sentences, _states_beside_the_margin(mean_rank), three, too_few])
 
 
 def _areas(areas: pd.DataFrame, rules: Sequence[str]) -> str:
@@ -314,7 +316,7 @@ def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
     recall = _deciding(quality_of).groupby("rule").recall.mean()
     return (
         f"At a threshold of {threshold:g}, {recall.min():.0%} to {recall.max():.0%} of the tokens whose "
-        "prediction is final may exit, depending on the measure"
+        "prediction is final may exit, depending on the measure (means over layers and tasks)"
     )
 
 
@@ -474,7 +476,7 @@ def equal_quality_figure(at_share: pd.DataFrame, tasks: Sequence[str], share: fl
         _draw_ranked,
         values=tasks,
         names=[figures.label(rule) for rule in order],
-        height=3.8,
+        height=4.0,
         xlabel="FLOPs (1 = full depth)",
         message=equal_quality_message(at_share, share),
         note=note,
@@ -488,13 +490,10 @@ def _drawn_at_equal_quality(at_share: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
-    for row in rows.itertuples():
-        whiskers = [
-            [max(row.flops_share - row.flops_share_low, 0)],
-            [max(row.flops_share_high - row.flops_share, 0)],
-        ]
-        colour = figures.STYLES[row.rule].colour
-        axis.errorbar([row.flops_share], [row.height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
+    """One panel: a line a rule, with the colour and the marker of its family."""
+    of_family = rows.assign(family=rows.rule.map(lambda rule: RULES[rule].family))
+    band = ("flops_share_low", "flops_share_high")
+    figures.dots(axis, of_family, "flops_share", "height", "family", xband=band, markersize=5)
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(names)), names, fontsize=8)
 
@@ -577,6 +576,7 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
         colour = figures.STYLES[row.rule].colour
         axis.errorbar([row.later], [height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
     axis.set_yticks(range(len(names)), names[::-1], fontsize=8)
+    axis.set_ylim(-0.5, len(names) - 0.5)
 
 
 def layers_seen_message(later: pd.DataFrame, share: float) -> str:
@@ -714,7 +714,7 @@ def curves_figure(points: pd.DataFrame, tasks: Sequence[str], note: str = ""):
         width=3.8,
         height=3.3,
         message=curves_message(points),
-        note=note,
+        note=figures.small_print(note, figures.GOES_ON),
     )
 
 

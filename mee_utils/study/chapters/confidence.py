@@ -26,7 +26,7 @@ def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
         "panel",
         tasks=tasks,
         width=6.4,
-        height=2.2,
+        height=2.5,
         xlabel="tokens that an earlier layer has right\nand the last layer has wrong (%)",
         message=overthinking_message(thinking),
         note=note,
@@ -64,7 +64,10 @@ def overthinking_conclusion(thinking: pd.DataFrame) -> str:
 
 def fake_figure(fake: pd.DataFrame, sure: float, first_layer: int, note: str = ""):
     """Of how many tokens a layer is confident, and how many of these are wrong: two rows, a column a task."""
-    quantities = {"sure": f"share of tokens\nabove {sure:g}", "wrong": "share of these\nthat is wrong"}
+    quantities = {
+        "sure": f"share of tokens with a\nprobability above {sure:g}",
+        "wrong": "share of these\nthat is wrong",
+    }
     return figures.facets(
         fake,
         _draw_fake,

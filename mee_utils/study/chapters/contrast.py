@@ -138,7 +138,8 @@ def _draw_first_layer(axis, rows: pd.DataFrame) -> None:
 
 def amateur_message(amateurs: pd.DataFrame) -> str:
     """For how many tokens JSD chooses layer 1."""
-    return f"JSD contrasts with layer 1 for {percent_span(first_layer_shares(amateurs))} of the tokens"
+    shares = percent_span(first_layer_shares(amateurs))
+    return f"JSD contrasts with layer 1 for {shares} of the tokens (mean over expert layers)"
 
 
 def first_layer_shares(amateurs: pd.DataFrame) -> pd.Series:
@@ -284,7 +285,7 @@ def equal_quality_figure(equal: pd.DataFrame, share: float = 0.98, note: str = "
         _draw_equal_quality,
         xlabel="FLOPs (1 = full depth)",
         width=3.6,
-        height=2.0,
+        height=2.3,
         message=equal_quality_message(equal, share),
         note=note,
     )
@@ -495,7 +496,7 @@ def lengths_figure(grown: pd.DataFrame):
         grown[(grown["shape"] == "t5-large") & (grown.rule == MARGIN)].set_index("source_tokens").flops_share
     )
     figure = figures.facets(
-        grown,
+        grown.replace({"shape": figures.SIZES}),
         figures.lines,
         "shape",
         x="source_tokens",

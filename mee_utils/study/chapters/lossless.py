@@ -16,7 +16,7 @@ At this size much of a decision's time is Python overhead. `make bench` lets dec
 random weights replay what the CALM model did here: tokens exit at the same relative depth, the same drafts
 are right and wrong, every decision is computed. *Verified* exits are planned again for each size.
 *Unverified*: among the cheapest rules of each family that keep 99 % of the score (08), the fastest over one
-layer and the fastest over several. *mini* has the sizes of the profile's own models. The encoder, which
+layer and the fastest over several. *mini T5* has the sizes of the profile's own models. The encoder, which
 exits cannot speed up, takes a smaller share of the time here than it does
 for short answers to long inputs."""
 
@@ -100,7 +100,7 @@ def _idle(others: pd.DataFrame, batch: int) -> str:
 def shape_figure(simulated: pd.DataFrame, tasks: list[str], note: str = ""):
     """Simulated tokens a second at T5's sizes, verified and unverified."""
     return figures.facets(
-        simulated,
+        simulated.replace({"shape": figures.SIZES}),
         _draw_shapes,
         values=tasks,
         empty="not simulated",
@@ -258,18 +258,13 @@ def _draw_sentence(axis, rows: pd.DataFrame, all_rounds: pd.Series) -> None:
     for number, words in rows.groupby("round"):
         x = 0.0
         for word in words.itertuples():
-            colour = "#9a9a9a" if word.fate == "dropped" else "black"
-            box = {
-                "boxstyle": "round,pad=0.15",
-                "facecolor": figures.FATES[word.fate],
-                "edgecolor": "#bbbbbb",
-                "linewidth": 0.5,
-            }
+            colour = "#777777" if word.fate == "dropped" else "black"
+            box = {"boxstyle": "round,pad=0.15", **_look_of(word.fate)}
             axis.text(
                 x,
                 number,
                 word.token or "-",
-                fontsize=7.5,
+                fontsize=8,
                 family="monospace",
                 va="center",
                 color=colour,
@@ -278,7 +273,7 @@ def _draw_sentence(axis, rows: pd.DataFrame, all_rounds: pd.Series) -> None:
             x += max(1, len(word.token)) + 1.3
         longest = max(longest, x)
     for fate in rows.fate.unique():
-        axis.bar(0, 0, color=figures.FATES[fate], edgecolor="#bbbbbb", label=fate)
+        axis.bar(0, 0, label=fate, **_look_of(fate))
     shown = int(rows["round"].max())
     more = int(all_rounds[rows.model.iloc[0]]) - shown
     if more:
@@ -293,6 +288,16 @@ def _draw_sentence(axis, rows: pd.DataFrame, all_rounds: pd.Series) -> None:
         "each box: the output's word at that position, not the draft (-: past the end)", fontsize=8
     )
     axis.grid(visible=False)
+
+
+def _look_of(fate: str) -> dict[str, object]:
+    """How the box of a fate is drawn: "replaced" has a dark edge, as red and green look alike to some."""
+    replaced = fate == "replaced"
+    return {
+        "facecolor": figures.FATES[fate],
+        "edgecolor": "black" if replaced else "#bbbbbb",
+        "linewidth": 1.0 if replaced else 0.5,
+    }
 
 
 def sentence_message(runs: pd.DataFrame) -> str:

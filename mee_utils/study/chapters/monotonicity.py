@@ -19,6 +19,7 @@ PUBLISHED = {
 PAPER_MODELS = ("vanilla", "calm", "free")
 LEAST_EXCESS = 0.005  # of confidence over accuracy: what two digits show
 CLEAR_EXCESS = 0.05  # what the eye sees in the figure
+LEAST_IN_A_BIN = 20  # tokens, or it is not drawn
 EXPECTED = ("calm", "late_weighted", "free", "vanilla")  # order in which predictions become final
 KINDS = {"strictly rising": "rises at\nevery layer", "never falling": "never falls"}
 
@@ -30,7 +31,7 @@ def settled_figure(stable: pd.DataFrame, note: str = ""):
         _draw_settled,
         ylabel="share of tokens whose\nprediction is final",
         message=settled_message(stable),
-        note=note,
+        note=figures.small_print(note, "crosses: MEE on BigPatent"),
     )
 
 
@@ -410,21 +411,28 @@ def _span_of(layers: Sequence[int]) -> str:
     return f"{some}layers {first} to {last}"
 
 
-def reliability_figure(reliability: pd.DataFrame, layers: Sequence[int], least: int = 20, note: str = ""):
-    """Accuracy by confidence at some layers; bins with fewer than `least` tokens are not drawn."""
-    drawn = reliability[(reliability.tokens >= least) & reliability.layer.isin(layers)]
+def reliability_drawn(reliability: pd.DataFrame) -> pd.DataFrame:
+    """The bins that `reliability_figure` may draw: those with enough tokens."""
+    return reliability[reliability.tokens >= LEAST_IN_A_BIN]
+
+
+def reliability_figure(reliability: pd.DataFrame, layers: Sequence[int], note: str = ""):
+    """Accuracy by confidence at some layers; bins with fewer than `LEAST_IN_A_BIN` tokens are not drawn."""
+    drawn = reliability_drawn(reliability)
+    drawn = drawn[drawn.layer.isin(layers)]
+    enough = f"bins of at least {LEAST_IN_A_BIN} tokens"
     drawn = drawn.assign(at=[f"layer {layer}" for layer in drawn.layer])
     return figures.facets(
         drawn,
         _draw_reliability,
         row="at",
         values=list(reliability.task.unique()),
-        empty=f"no bin has {least} tokens",
+        empty=f"no bin has {LEAST_IN_A_BIN} tokens",
         xlabel="confidence (top-1 probability)",
         ylabel="accuracy",
         height=2.6,
         message=reliability_message(drawn),
-        note=note,
+        note=figures.small_print(note, enough),
     )
 
 

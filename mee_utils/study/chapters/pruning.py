@@ -217,8 +217,9 @@ def kept_figure(by_layer: pd.DataFrame, note: str = ""):
         "panel",
         x="layer",
         y="ids",
-        ylabel="entries scored",
+        ylabel="mean number of\nentries scored",
         width=6.5,
+        height=3.4,
         message=kept_message(means),
         note=note,
     )
@@ -522,7 +523,7 @@ def sweep_figure(swept: pd.DataFrame, used: Mapping[str, int], note: str = ""):
         "rule",
         used=used,
         xlabel="entries kept: k, or k* (decaying)",
-        ylabel="predictions\nthat are full depth's",
+        ylabel="share of predictions\nthat are full depth's",
         width=3.6,
         message=sweep_message(swept, used["fixed"]),
         note=note,
@@ -608,7 +609,7 @@ SHADES = {"mini": "#a5a5a5", "t5-base": "#6f6f6f", "t5-large": "#222222"}
 
 def _draw_cost(axis, rows: pd.DataFrame) -> None:
     styles = {
-        name: figures.Style(name, SHADES.get(name, figures.BLUE), marker)
+        name: figures.Style(figures.SIZES.get(name, name), SHADES.get(name, figures.BLUE), marker)
         for name, marker in zip(rows["shape"].unique(), "os^Dv", strict=False)
     }
     figures.lines(axis, rows, "ids", "value", "shape", styles=styles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from ...analysis.saturation import LEAST_PREFIXES
 from ...tasks.synthetic.words import DIFFICULTIES
 from .. import figures
 from ..prose import listed, on_tasks, span, task_span
@@ -12,8 +13,8 @@ from .wording import capitalized, percent_span
 TRUE_DIFFICULTY = (
     "In synthetic data, what it takes to produce a token is known by construction. Above: the layer from "
     "which the prediction is final; below: the first layer whose state is similar to the last layer's. "
-    "Difficulties are ordered from easy to hard, as the generator defines them; those with fewer than twenty "
-    "tokens are left out."
+    "Difficulties are ordered from easy to hard, as the generator defines them; those with fewer than "
+    f"{LEAST_PREFIXES} tokens are left out."
 )
 SHOWN_MODELS = ("calm", "vanilla")  # the two that differ most; tables have all
 LONGER = 1.5  # from this multiple on a prefix is called longer, as in the chapter's statements
@@ -183,8 +184,8 @@ def _draw_prefixes(axis, rows: pd.DataFrame, threshold: float) -> None:
             curves += axis.plot(part.layer, part.similarity, **look)
     tokens = [f'"{token}"' for token in rows.drop_duplicates(["group", "example"]).token]
     axis.axhline(threshold, color=figures.GREY, linewidth=0.8, linestyle=":", label=f"threshold {threshold}")
-    axis.legend(curves, tokens, ncols=2, loc="lower right", fontsize=7.5, title="easy            difficult")
-    axis.get_legend().get_title().set_fontsize(7.5)
+    axis.legend(curves, tokens, ncols=2, loc="lower right", fontsize=8, title="easy            difficult")
+    axis.get_legend().get_title().set_fontsize(8)
     figures.layer_axis(axis, rows.layer.max())
 
 
@@ -219,7 +220,7 @@ def circularity_figure(curves: pd.DataFrame, note: str = ""):
     """Similarity by layer of easy and difficult prefixes, selected by similarity and by loss."""
     shown = curves[curves.selected_by.isin(SELECTIONS)]
     return figures.facets(
-        shown.assign(selected=shown.selected_by.map(SELECTIONS)),
+        shown.assign(selected="selected " + shown.selected_by.map(SELECTIONS)),
         figures.lines,
         row="selected",
         x="layer",

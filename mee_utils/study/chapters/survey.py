@@ -193,7 +193,8 @@ def pairs_alike(cells: pd.DataFrame) -> pd.DataFrame:
 def alike_message(cells: pd.DataFrame) -> str:
     """How many of the pairs in the figure order tokens almost alike."""
     shown = cells[cells["first"].isin(COMPARED) & cells.second.isin(COMPARED)]
-    return f"{_alike_of(pairs_alike(shown), 'the {} pairs shown')} order tokens almost alike"
+    alike = _alike_of(pairs_alike(shown), "the {} pairs shown")
+    return f"{alike} order tokens almost alike (rank correlation of {ALIKE:g} or more)"
 
 
 def alike_among_all(cells: pd.DataFrame) -> str:
@@ -259,7 +260,7 @@ def equal_loss_figure(
         xlabel="mean consistency loss (%, log)",
         ylabel="FLOPs (1 = full depth)",
         message=equal_loss_message(bench, demand),
-        note=note,
+        note=figures.small_print(note, figures.GOES_ON),
     )
 
 

@@ -60,11 +60,12 @@ def strategies(draws: pd.DataFrame) -> pd.DataFrame:
 
 def bandit_figure(draws: pd.DataFrame, delta: float, note: str = ""):
     """The mean loss of all outputs, a box over random orders or halves for each strategy, a panel a task."""
+    drawn = strategies(draws)
     return figures.facets(
-        strategies(draws),
+        drawn,
         _draw_boxes,
         delta=delta,
-        sharey=False,
+        most=max(drawn.loss.max(), delta),
         width=3.8,
         height=3.0,
         ylabel="mean consistency loss (%)",
@@ -73,7 +74,7 @@ def bandit_figure(draws: pd.DataFrame, delta: float, note: str = ""):
     )
 
 
-def _draw_boxes(axis, rows: pd.DataFrame, delta: float) -> None:
+def _draw_boxes(axis, rows: pd.DataFrame, delta: float, most: float) -> None:
     names = [name for name in STRATEGIES if (rows.who == name).any()]
     losses = [100 * rows[rows.who == name].loss for name in names]
     boxes = axis.boxplot(losses, widths=0.55, patch_artist=True, medianprops={"color": "black"})
@@ -81,7 +82,7 @@ def _draw_boxes(axis, rows: pd.DataFrame, delta: float) -> None:
         box.set(facecolor=STRATEGIES[name].colour, alpha=0.5)
     axis.axhline(100 * delta, color="#d55e00", linewidth=1.2, label=f"target: {delta:.0%}")
     axis.set_xticks(range(1, len(names) + 1), [STRATEGIES[name].label for name in names], fontsize=8)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 105 * most)
     axis.grid(axis="x", visible=False)
 
 
@@ -220,7 +221,7 @@ def _without_exits(spaced: pd.DataFrame, layers: int) -> pd.Index:
 def _what_fewer_save(exits: str, spaced: pd.DataFrame, tasks: Sequence[str]) -> str:
     """On which of all `tasks` fewer exits save FLOPs, and on which they cost more.
 
-    The 95% interval of the paired difference has to exclude differences of less than `LEAST_SAVED`.
+    The 95 % interval of the paired difference has to exclude differences of less than `LEAST_SAVED`.
     """
     cheaper = []
     dearer = []

@@ -22,7 +22,7 @@ WITHOUT_ARTICLE = (  # how labels of rules begin that stand without "the" in a s
     "JSD contrast",
 )
 
-CLEARLY = "the 95% interval of the paired difference excludes zero"  # what "clearly" means in conclusions
+CLEARLY = "the 95 % interval of the paired difference excludes zero"  # what "clearly" means in conclusions
 
 
 def percent_span(values: Iterable[float], form: str = "{:.0%}") -> str:
