@@ -35,7 +35,7 @@ from mee_utils import (
 )
 from mee_utils.analysis.comparison import replayed_row
 from mee_utils.analysis.survey import output_losses
-from mee_utils.decoding.start_and_end import start_and_end_ids
+from mee_utils.decoding.layerwise import start_and_end_ids
 from mee_utils.traces.replay import replay_policy
 
 LAYERS = 3

@@ -18,13 +18,12 @@ from reference import greedy, uncached
 
 import mee_utils
 from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, load_task, replay, trace
-from mee_utils.decoding import cache, exit_state, generation, layerwise, weights
+from mee_utils.decoding import exit_state, generation, layerwise
 from mee_utils.decoding import token as token_module
 from mee_utils.decoding.batch import bind_policy
 from mee_utils.decoding.exit_state import ExitState, Step, decide
 from mee_utils.decoding.inputs import EncoderCache
-from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
-from mee_utils.decoding.start_and_end import start_and_end_ids
+from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of, start_and_end_ids
 from mee_utils.models.loading import Model
 from mee_utils.models.states import layer_states
 
@@ -242,7 +241,7 @@ def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively
 def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, family, monkeypatch):
     model = build_lively(family, tokenizer, dtype=torch.float32)
     plain = LayerwiseDecoder(model.network)  # too small to be packed
-    monkeypatch.setattr(weights, "PACKED_FROM", 0)
+    monkeypatch.setattr(layerwise, "PACKED_FROM", 0)
     packed = LayerwiseDecoder(model.network)
     if not packed.head.packed:
         pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
@@ -276,7 +275,7 @@ def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, fami
 def test_how_inactive_rows_are_handled_changes_speed_alone(lively, monkeypatch, gather_below, compact_below):
     exits = random_exits(5, lively.layers)
     expected = [uncached(lively, text, row) for text, row in zip(INPUTS, exits, strict=True)]
-    monkeypatch.setattr(cache, "GATHER_BELOW", gather_below)
+    monkeypatch.setattr(layerwise, "GATHER_BELOW", gather_below)
     decoder, batch = (
         LayerwiseDecoder(lively.network),
         lively.tokenizer(INPUTS, padding=True, return_tensors="pt"),
@@ -304,7 +303,7 @@ def test_changed_weights_are_noticed(tokenizer):
 def test_only_one_function_of_the_loop_fetches_from_the_device():
     folder = Path(layerwise.__file__).parent
     counts = {"transfers.py": 1}
-    looked_at = "transfers exit_state token generation layerwise cache weights outputs"
+    looked_at = "transfers exit_state token generation layerwise outputs"
     for name in [f"{module}.py" for module in looked_at.split()]:
         text = (folder / name).read_text()
         assert (
@@ -467,8 +466,7 @@ def test_a_cache_that_grows_holds_what_a_large_one_does(lively, monkeypatch, par
     exits = random_exits(2, lively.layers)
     policy = forced(exits, propagation="parallel" if parallel else "copy")
     expected = generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
-    for module in (cache, layerwise):
-        monkeypatch.setattr(module, "FIRST_CAPACITY", 2)
+    monkeypatch.setattr(layerwise, "FIRST_CAPACITY", 2)
     lively.network.get_decoder().final_layer_norm.weight.data.mul_(1)
     small = LayerwiseDecoder(lively.network)
     monkeypatch.setattr(generation, "decoder_of", lambda network: small)
@@ -488,7 +486,7 @@ def test_room_is_made_for_tokens_as_they_come(lively, monkeypatch):
         assert generate(lively, INPUTS[:1], eager, max_new_tokens=np.int64(10**6)).tokens == 1
     finally:
         end_with(lively.network, end)
-    assert caches[0].capacity == cache.FIRST_CAPACITY == caches[0].states.shape[1]
+    assert caches[0].capacity == layerwise.FIRST_CAPACITY == caches[0].states.shape[1]
 
 
 def test_a_policy_that_names_no_layer_begins_where_the_model_is_safe(lively):

@@ -12,7 +12,7 @@ from mee_utils import ExitPolicy, MeeError, Task, generate, replay_drafts, trace
 from mee_utils.analysis import bandits, calibration, comparison, lossless, survey
 from mee_utils.analysis.decisions import candidates
 from mee_utils.decoding.inputs import cut_at_end, detokenize
-from mee_utils.decoding.start_and_end import start_and_end_ids
+from mee_utils.decoding.layerwise import start_and_end_ids
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.exits.thresholds import BanditThreshold

@@ -7,7 +7,7 @@ from conftest import EXIT_FAMILIES, FAMILIES, INPUTS, LENGTH, build_lively, conf
 from reference import counted_and_profiled, greedy
 
 from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, replay_drafts, trace
-from mee_utils.decoding import cache, layerwise, verify
+from mee_utils.decoding import layerwise, verify
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.models.costs import DecoderSizes
@@ -153,8 +153,7 @@ def test_drafts_that_are_right_are_all_kept_however_deep_they_are(traced, max_dr
 @pytest.mark.parametrize("seed", range(3))
 def test_any_exits_at_all_give_full_depth(traced, batch_size, seed, monkeypatch):
     model, _, full = traced
-    for module in (cache, layerwise):
-        monkeypatch.setattr(module, "FIRST_CAPACITY", 2)  # the cache grows
+    monkeypatch.setattr(layerwise, "FIRST_CAPACITY", 2)  # the cache grows
     monkeypatch.setattr(verify, "VERIFY_AT", (0.1, 0.5, 1.0)[seed])  # rows that wait for each other or do not
     layers = np.random.default_rng(seed).integers(1, model.layers + 1, size=(len(INPUTS), LENGTH))
     options = {"max_new_tokens": LENGTH, "batch_size": batch_size}

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from ..decoding.inputs import cut_at_end, detokenize
-from ..decoding.start_and_end import start_and_end_ids
+from ..decoding.layerwise import start_and_end_ids
 from ..models.any_model import AnyModel
 from ..traces.replay import PolicyReplay, values_at_exits
 from ..traces.trace import Trace

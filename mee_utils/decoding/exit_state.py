@@ -21,8 +21,8 @@ from ..exits.contrast import entropy
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy
 from ..exits.readout import ReadoutLogits
-from .layerwise import LayerwiseDecoder
-from .transfers import on_device, on_host
+from .layerwise import LayerwiseDecoder, on_device
+from .transfers import on_host
 
 
 @dataclass(repr=False, eq=False)

@@ -18,9 +18,8 @@ from ..exits.policy import ExitPolicy
 from ..models.checkpoints import FAMILIES, recorded_exit_layer
 from ..models.loading import Model
 from .batch import bind_policy, decode_batch
-from .layerwise import decoder_of
+from .layerwise import checked_start, decoder_of, end_ids
 from .outputs import Output
-from .start_and_end import checked_start, end_ids
 
 STOPPED_BY = (MaxLengthCriteria, EosTokenCriteria)  # what `model.generate` always adds
 # settings of other ways of decoding that need neither beams nor sampling

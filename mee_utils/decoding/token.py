@@ -18,11 +18,10 @@ from torch import Tensor
 
 from ..common.errors import MeeError
 from ..exits.policy import BoundPolicy
-from .cache import Cache, Rows, waiting_positions
 from .exit_state import ExitState, Step, decide, states_by_layer
-from .layerwise import LayerwiseDecoder
+from .layerwise import Cache, LayerwiseDecoder, Rows, on_device, waiting_positions
 from .outputs import Output
-from .transfers import on_device, on_host, pick
+from .transfers import on_host, pick
 
 DROP_FINISHED_AT = 0.5  # rows whose output has ended leave the cache once no more than this share goes on
 

@@ -4,17 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .layerwise import on_device
+
 
 def pick(values: Tensor, which: np.ndarray) -> Tensor:
     """The rows for which `which` is true."""
     if which.all():
         return values
     return values[on_device(np.flatnonzero(which), values)]
-
-
-def on_device(numbers, like: Tensor) -> Tensor:
-    """Numbers of the host as a tensor beside `like`, without waiting for the device."""
-    return torch.from_numpy(np.asarray(numbers)).to(like.device, non_blocking=True)
 
 
 def on_host(values) -> np.ndarray:

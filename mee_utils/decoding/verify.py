@@ -33,12 +33,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..exits.policy import BoundPolicy
-from .cache import Cache, Span
 from .exit_state import ExitState, Step, decide, states_by_layer
-from .layerwise import LayerwiseDecoder
+from .layerwise import Cache, LayerwiseDecoder, Span, on_device
 from .outputs import Drafts, Output
 from .token import DROP_FINISHED_AT, check_finite, predicted_ids
-from .transfers import on_device, on_host, pick
+from .transfers import on_host, pick
 
 VERIFY_AT = 0.7  # rows are verified together, once the drafts of this share have ended; changes speed alone
 UNSURE = -1  # in place of a draft's token
@@ -65,7 +64,7 @@ class Executed(NamedTuple):
 class Row:
     """One output: its settled tokens, the drafts that wait, and all tokens that were executed.
 
-    Rows stand at positions of their own, unlike those of `mee_utils.decoding.cache.Rows`.
+    Rows stand at positions of their own, unlike those of `mee_utils.decoding.layerwise.Rows`.
     """
 
     def __init__(self, sequence: int, slot: int, start: int):

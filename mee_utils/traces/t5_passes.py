@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length
-from ..decoding.start_and_end import start_and_end_ids
+from ..decoding.layerwise import start_and_end_ids
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from ..models.states import IGNORED, readout, teacher_forced
