@@ -7,7 +7,7 @@ from conftest import INPUTS, LENGTH, build_lively, confidences
 from reference import counted_and_profiled
 
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace
-from mee_utils.decoding.transfers import on_host
+from mee_utils.decoding.token import on_host
 from mee_utils.exits.classifiers import SIZED, load_classifier, new_classifier, save_classifier
 from mee_utils.exits.measures import TRAINED
 from mee_utils.traces.classifier_training import exit_labels, train_classifier

@@ -13,9 +13,8 @@ from test_verify import agreeing
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace, train_classifier
 from mee_utils.analysis.comparison import decision_cost
 from mee_utils.analysis.decisions import roc_area
-from mee_utils.decoding.exit_state import LayerState, states_by_layer
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
-from mee_utils.decoding.transfers import on_host
+from mee_utils.decoding.token import LayerState, on_host, states_by_layer
 from mee_utils.exits.classifiers import load_classifier, new_classifier, save_classifier
 from mee_utils.exits.history_classifier import FEATURES
 from mee_utils.models.costs import SHAPES

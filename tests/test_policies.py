@@ -18,7 +18,7 @@ from mee_utils.analysis.decisions import sweep
 from mee_utils.decoding import generation
 from mee_utils.decoding.batch import bind_policy
 from mee_utils.decoding.layerwise import LayerwiseDecoder
-from mee_utils.decoding.transfers import on_host
+from mee_utils.decoding.token import on_host
 from mee_utils.exits import measures
 from mee_utils.exits.classifier_kinds import ExitClassifier
 from mee_utils.exits.classifiers import new_classifier

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference import counted_and_profiled
 
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace
-from mee_utils.decoding.transfers import on_host
+from mee_utils.decoding.token import on_host
 from mee_utils.exits.contrast import Distribution, jensen_shannon, jsd_contrast, weighted_contrast
 from mee_utils.exits.measures import MaxProbability, Oracle, SoftmaxMargin
 from mee_utils.models.states import output_scale

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import MeeError
-from ..decoding.exit_state import ExitState
+from ..decoding.token import ExitState
 from ..exits.contrast import ALPHA, Distribution, check_alpha, farthest, plausible_ids, weighted_contrast
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay, StoredStates, chunks

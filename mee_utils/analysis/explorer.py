@@ -22,7 +22,7 @@ from ..common.extras import needs_extra
 from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
-from ..decoding.transfers import on_host
+from ..decoding.token import on_host
 from ..exits.policy import MAX_DRAFT, BoundPolicy, ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model

@@ -16,10 +16,9 @@ from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
 from .batch import decode_batch
-from .exit_state import ExitState, Step, confidence_of, states_by_layer
 from .inputs import batches_by_length
 from .layerwise import LayerwiseDecoder, decoder_of, source_ids_of
-from .transfers import on_host
+from .token import ExitState, Step, confidence_of, on_host, states_by_layer
 
 LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time
 

@@ -33,11 +33,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ..exits.policy import BoundPolicy
-from .exit_state import ExitState, Step, decide, states_by_layer
 from .layerwise import Cache, LayerwiseDecoder, Span, on_device
 from .outputs import Drafts, Output
-from .token import DROP_FINISHED_AT, check_finite, predicted_ids
-from .transfers import on_host, pick
+from .token import (
+    DROP_FINISHED_AT,
+    ExitState,
+    Step,
+    check_finite,
+    decide,
+    on_host,
+    pick,
+    predicted_ids,
+    states_by_layer,
+)
 
 VERIFY_AT = 0.7  # rows are verified together, once the drafts of this share have ended; changes speed alone
 UNSURE = -1  # in place of a draft's token

@@ -29,7 +29,7 @@ from mee_utils.decoding.planning import (
     worth_timing,
 )
 from mee_utils.decoding.rounds import first_exits
-from mee_utils.decoding.transfers import on_host
+from mee_utils.decoding.token import on_host
 from mee_utils.decoding.verify import DraftDecoder
 from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
