@@ -20,7 +20,7 @@ import mee_utils
 from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, load_task, replay, trace
 from mee_utils.decoding import generation, layerwise
 from mee_utils.decoding import token as token_module
-from mee_utils.decoding.batch import bind_policy
+from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of, start_and_end_ids
 from mee_utils.decoding.token import ExitState, Step, decide

@@ -16,7 +16,7 @@ from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, load
 from mee_utils.analysis.comparison import agreement
 from mee_utils.analysis.decisions import sweep
 from mee_utils.decoding import generation
-from mee_utils.decoding.batch import bind_policy
+from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.token import on_host
 from mee_utils.exits import measures

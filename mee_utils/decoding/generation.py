@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole, shown
@@ -15,7 +17,6 @@ from ..common.html import Markup, shaded, table
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from .batch import bind_policy, decode_batch
 from .inputs import (
     EncoderCache,
     batches_by_length,
@@ -25,9 +26,11 @@ from .inputs import (
     check_search_settings,
     detokenize,
 )
-from .layerwise import decoder_of
+from .layerwise import LayerwiseDecoder, decoder_of
 from .outputs import Drafts, Output
 from .planning import plan_drafts
+from .token import decode_tokens
+from .verify import DraftDecoder
 
 
 @dataclass(repr=False)
@@ -194,3 +197,38 @@ def _generation(
         model=model,
         drafts=[output.drafts for output in outputs] if verified else None,
     )
+
+
+def bind_policy(policy: ExitPolicy | None, decoder: LayerwiseDecoder, min_exit_layer=None) -> BoundPolicy:
+    """The policy bound to a decoder; without one, no token exits before the last layer."""
+    policy = policy or ExitPolicy("static", min_layer=decoder.layers)
+    return policy.bind(decoder.layers, decoder.config.vocab_size, min_exit_layer)
+
+
+@torch.inference_mode()
+def decode_batch(
+    decoder: LayerwiseDecoder,
+    batch: dict[str, Tensor],
+    bound: BoundPolicy,
+    max_new_tokens: int,
+    sequence: np.ndarray,
+    encoded: Tensor | None = None,
+) -> list[Output]:
+    """Decodes one batch, with exits as the policy says: copied, in parallel, or verified.
+
+    Args:
+        decoder: of the model.
+        batch: `input_ids` and `attention_mask`, `[row, source]` each.
+        bound: the policy; one that verifies has a fixed `max_draft`.
+        max_new_tokens: the longest output.
+        sequence: `[row]`, indices of the inputs among all.
+        encoded: the encoder's states `[row, source, d_model]`, if they are known.
+
+    Returns:
+        One output a row.
+    """
+    parallel = bound.policy.propagation == "parallel"
+    cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
+    if bound.policy.propagation == "verify":
+        return DraftDecoder(decoder, cache, bound, sequence).decode()
+    return decode_tokens(decoder, cache, bound, sequence)

@@ -22,12 +22,12 @@ from ..common.errors import MeeError, check_whole, shown
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from .batch import bind_policy, decode_batch
 from .full_depth import (
     Batch,
     FullDepthStates,
     Replay,
     bind_to_model,
+    decode_encoded,
     encode_batches,
     full_depth_states,
     replay_states,
@@ -347,10 +347,11 @@ def _speedups(
 def _seconds(model: Model, batches: Sequence[Batch], policy: ExitPolicy | None, max_new_tokens: int) -> float:
     """Seconds that decoding the batches takes, without the encoder; at full depth without a policy."""
     decoder = decoder_of(model.network)
+    policy = policy or ExitPolicy("static", min_layer=model.layers)
     total = 0.0
     for batch in batches:
-        bound = bind_policy(policy, decoder, model.min_exit_layer)  # a threshold that learns begins anew
+        bound = bind_to_model(model, policy)  # a threshold that learns begins anew
         started = time.perf_counter()
-        decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
+        decode_encoded(decoder, batch, bound, max_new_tokens)
         total += time.perf_counter() - started
     return total

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
-from ..decoding.batch import bind_policy
+from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
 from ..decoding.rounds import exceeded_decisions, first_exceeded
 from ..decoding.token import ExitState, LayerState, Step, confidence_of, on_host, states_by_layer

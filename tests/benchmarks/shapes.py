@@ -17,9 +17,8 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.errors import MeeError
-from mee_utils.decoding.batch import bind_policy
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
-from mee_utils.decoding.generation import generate
+from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.planning import (
     MIN_SPEEDUP,
     Setting,
