@@ -381,9 +381,8 @@ def draft_estimates(replayed: PolicyReplay) -> Mapping[str, Estimate]:
     drafts = drafts_of(replayed, max_draft)
     exits = replayed.exits()  # [token]
     rounds = rounds_of_replay(replayed, exits, max_draft)
-    (work,) = work_by_token(
-        _as_planned(replayed), exits[None], rounds, trace.sizes
-    )  # [token], of one setting
+    # [token], of the one setting that there is
+    (work,) = work_by_token(_as_planned(replayed), exits[None], rounds, trace.sizes)
     tokens = np.bincount(trace.sequence, minlength=outputs).astype(np.float64)
     full_work = tokens * (trace.sizes.layers * trace.sizes.projections + trace.sizes.readout)
     spent = np.bincount(trace.sequence, weights=work, minlength=outputs)
