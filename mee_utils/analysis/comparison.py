@@ -27,9 +27,7 @@ class DecodingResult:
     score: float  # of the corpus, by one metric, percent
     examples: np.ndarray  # `[example]`, the score of each, by the same metric, percent
     mean_exit_layer: float
-    flops: (
-        float  # of the decoder for one token, a mean over tokens; in `Generation` they are those of an output
-    )
+    flops: float  # of the decoder for one token, the mean over tokens (in `Generation`: for an output)
     same_output: float  # the share of outputs that are those of full depth
     tokens: int
     token_ids: Sequence[list[int]] = field(default=(), repr=False)
