@@ -536,4 +536,4 @@ def test_sentences_fit_numbers_of_no_task(monkeypatch):
     findings = results_page.findings()
     assert "**Verified exits beat full depth on none of the three tasks.**" in findings
     assert "(MEE's question)? In FLOPs no, by the clock no.**" in findings
-    assert "reliably save FLOPs on none of the three tasks, and time in every run on none." in findings
+    assert "Reliable ones save FLOPs on none of the three tasks, and time on none." in findings
