@@ -44,7 +44,10 @@ COLOURS = {
     SEVERAL: figures.STYLES["several layers"].colour,
     VERIFIED: figures.STYLES["verified"].colour,
 }
-NOTE = "bars: median speed; black lines: from the slowest to the fastest timing run"
+NOTE = (
+    "bars: median speed, of the rule that is fastest in other timing runs; black lines: from the slowest run "
+    "to the fastest"
+)
 ROOM_FOR_VALUES = 0.35  # at the right of a panel, in its units
 SETTING = ["task", "model", "rule", "threshold", "retained", "low", "flops_share"]
 

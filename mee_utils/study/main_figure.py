@@ -37,8 +37,7 @@ NEAR = 0.8  # of the full score: a single measure below is written in its panel,
 ROOM_BELOW = 0.12  # of the height of a panel, for that line
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
 SMALL_PRINT = (
-    "whiskers: range over rounds of timing (speed), 95 % intervals over examples (score); thin lines join "
-    "the two points of a measure"
+    "whiskers: range over rounds (speed), 95 % intervals (score); thin lines join the two points of a measure"
 )
 BY_BATCH = (  # above the second figure
     "Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second "
@@ -229,12 +228,11 @@ def speed_message(times: pd.DataFrame) -> str:
     """How many of the measures are faster than full depth, and how many of these keep the score."""
     parts = []
     for layer, of_layer in faster_cases(times).items():
-        texts = []
-        for batch, case in of_layer.items():
-            keeping = f"{case.keeping or 'none'} with {QUALITY:.0%} of the score"
-            texts.append(f"{case.faster} of {case.cases} at batch {batch} ({keeping})")
+        texts = [f"{case.faster} ({case.keeping}) at batch {batch}" for batch, case in of_layer.items()]
         parts.append(f"from layer {layer} on, {' and '.join(texts)}")
-    return f"Cases in which a measure is faster than full depth in every round: {'; '.join(parts)}"
+    cases = max(case.cases for of_layer in faster_cases(times).values() for case in of_layer.values())
+    faster = f"Of {cases} cases faster than full depth in every round (with {QUALITY:.0%} of the score)"
+    return f"{faster}: {'; '.join(parts)}"
 
 
 class Cases(NamedTuple):
