@@ -349,16 +349,39 @@ def perfect_calibration(axis) -> None:
 
 def predictions(axis, rows) -> None:
     """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable."""
-    top = int(rows["rank"].max())
-    depth = int(rows["layer"].max())
-    grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
-    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, depth + 0.5, top + 0.5, 0.5))
-    for row in rows.itertuples():
-        colour = "white" if row.probability > 0.55 else "black"
-        text = f"{row.token}\n{row.probability:.2f}"
-        axis.text(row.layer, row.rank, text, ha="center", va="center", color=colour, fontsize=8)
-    axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, depth + 1))
-    axis.grid(visible=False)
+    texts = rows.assign(text=rows.token + rows.probability.map("\n{:.2f}".format))
+    probabilities = rows.pivot(index="rank", columns="layer", values="probability")
+    heat(axis, probabilities, texts.pivot(index="rank", columns="layer", values="text"))
+    axis.set_ylabel("rank")
+
+
+def heat(
+    axis, values: pd.DataFrame, texts: pd.DataFrame, limits: tuple[float, float] = (0, 1), fontsize: float = 8
+) -> None:
+    """A table of numbers, darker where they are larger, with a text in each cell; NaN: an empty cell.
+
+    The first row is on top; rows and columns are named by the index and the columns of `values`.
+    """
+    import seaborn
+
+    low, high = limits
+    numbers = values.astype(float)
+    seaborn.heatmap(
+        numbers,
+        vmin=low,
+        vmax=high,
+        cmap="Blues",
+        annot=texts,
+        fmt="",
+        annot_kws={"fontsize": fontsize},
+        mask=numbers.isna(),
+        cbar=False,
+        ax=axis,
+    )
+    axis.set(xlabel="", ylabel="")
+    axis.tick_params(axis="y", rotation=0)
+    frame = {"visible": True, "color": GREY, "linewidth": 0.8}
+    axis.spines[:].set(**frame)
 
 
 def dots(

@@ -98,21 +98,19 @@ def one_token_conclusion(example: pd.DataFrame) -> str:
 
 
 def _draw_token(axis, rows: pd.DataFrame, names: dict[str, str]) -> None:
-    grid = rows[list(DISTRIBUTIONS)].to_numpy(dtype=float).T  # [distribution, entry]
-    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for column, plausible in enumerate(rows.plausible):
-        for row in range(len(DISTRIBUTIONS)):
-            value = grid[row, column]
-            colour = "white" if value > 0.55 else "black" if plausible else "#8a8a8a"
-            text = f"{value:.2f}" if value >= 0.005 else "< 0.01"
-            axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    values = rows[list(DISTRIBUTIONS)].T  # [distribution, entry]
+    figures.heat(axis, values, values.map(_probability_text), fontsize=9)
     entries = [
         token if plausible else f"({token})"
         for token, plausible in zip(rows.token, rows.plausible, strict=True)
     ]
-    axis.set_xticks(range(len(rows)), [textwrap.shorten(entry, 14) for entry in entries], fontsize=9)
-    axis.set_yticks(range(len(DISTRIBUTIONS)), [names[each] for each in DISTRIBUTIONS])
-    axis.grid(visible=False)
+    axis.set_xticklabels([textwrap.shorten(entry, 14) for entry in entries], fontsize=9)
+    axis.set_yticklabels([names[each] for each in DISTRIBUTIONS])
+
+
+def _probability_text(value: float) -> str:
+    """ "0.52", "< 0.01"."""
+    return f"{value:.2f}" if value >= 0.005 else "< 0.01"
 
 
 def amateur_figure(amateurs: pd.DataFrame, note: str = ""):

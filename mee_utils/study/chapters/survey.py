@@ -55,14 +55,9 @@ def ranking_figure(mean_rank: pd.DataFrame, tasks: Sequence[str], note: str = ""
 
 
 def _draw_areas(axis, rows: pd.DataFrame, areas: pd.DataFrame) -> None:
-    values = areas.to_numpy(dtype=float)  # [rule, task]
-    axis.imshow(values, cmap="Blues", vmin=0.3, vmax=1.0, aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
-        colour = "white" if value > 0.75 else "black"
-        axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=9)
-    axis.set_xticks(range(areas.shape[1]), [figures.label(task) for task in areas])
-    axis.set_yticks(range(len(areas)), [figures.label(rule) for rule in areas.index], fontsize=9)
-    axis.grid(visible=False)
+    named = areas.rename(index=figures.label, columns=figures.label)  # [rule, task]
+    figures.heat(axis, named, named.map("{:.2f}".format), limits=(0.3, 1.0), fontsize=9)
+    axis.tick_params(axis="y", labelsize=9)
 
 
 def ranking_message(mean_rank: pd.DataFrame) -> str:
@@ -170,17 +165,17 @@ def clustered(alike: pd.DataFrame) -> list[str]:
 
 
 def _draw_alike(axis, rows: pd.DataFrame, alike: pd.DataFrame) -> None:
-    values = alike.to_numpy(dtype=float)
-    lower = np.where(np.tri(len(values), k=-1, dtype=bool), values, np.nan)
-    axis.imshow(lower[1:, :-1], cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for (row, column), value in np.ndenumerate(lower[1:, :-1]):
-        if value == value:
-            colour = "white" if value > 0.6 else "black"
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-    names = [figures.label(OVER_ALL_ENTRIES.get(rule, rule)) for rule in alike]
-    axis.set_xticks(range(len(names) - 1), names[:-1], rotation=30, ha="right", fontsize=8)
-    axis.set_yticks(range(len(names) - 1), names[1:], fontsize=8)
-    axis.grid(visible=False)
+    is_below = np.tri(len(alike), k=-1, dtype=bool)  # each pair once
+    lower = alike.where(is_below).iloc[1:, :-1]
+    named = lower.rename(index=_name_over_all, columns=_name_over_all)
+    figures.heat(axis, named, named.map("{:.2f}".format))
+    axis.set_xticks(axis.get_xticks(), list(named.columns), rotation=30, ha="right")
+    axis.tick_params(labelsize=8)
+
+
+def _name_over_all(rule: str) -> str:
+    """A rule's name; a pruned one's that of the rule over all entries, which is compared."""
+    return figures.label(OVER_ALL_ENTRIES.get(rule, rule))
 
 
 def pairs_alike(cells: pd.DataFrame) -> pd.DataFrame:

@@ -75,14 +75,25 @@ def bandit_figure(draws: pd.DataFrame, delta: float, note: str = ""):
 
 
 def _draw_boxes(axis, rows: pd.DataFrame, delta: float, most: float) -> None:
+    import seaborn
+
     names = [name for name in STRATEGIES if (rows.who == name).any()]
-    losses = [100 * rows[rows.who == name].loss for name in names]
-    boxes = axis.boxplot(losses, widths=0.55, patch_artist=True, medianprops={"color": "black"})
-    for box, name in zip(boxes["boxes"], names, strict=True):
-        box.set(facecolor=STRATEGIES[name].colour, alpha=0.5)
+    seaborn.boxplot(
+        rows.assign(percent=100 * rows.loss),
+        x="who",
+        y="percent",
+        order=names,
+        hue="who",
+        palette={name: STRATEGIES[name].colour for name in names},
+        width=0.55,
+        linecolor="black",
+        boxprops={"alpha": 0.5},
+        legend=False,
+        ax=axis,
+    )
     axis.axhline(100 * delta, color="#d55e00", linewidth=1.2, label=f"target: {delta:.0%}")
-    axis.set_xticks(range(1, len(names) + 1), [STRATEGIES[name].label for name in names], fontsize=8)
-    axis.set_ylim(0, 105 * most)
+    axis.set_xticks(range(len(names)), [STRATEGIES[name].label for name in names], fontsize=8)
+    axis.set(xlabel="", ylim=(0, 105 * most))
     axis.grid(axis="x", visible=False)
 
 
