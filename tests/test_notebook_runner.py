@@ -591,14 +591,11 @@ def test_a_second_pipeline_in_the_same_folder_is_refused_however_close_they_star
     [
         ('raise ValueError("no such profile")\n', "ValueError in file .*no such profile"),
         ('rule all:\n    input: "lost"\n', "MissingInputException in rule all .*lost"),
-        ('rule all:\n    output: "lost"\n    shell: "true"\n', "MissingOutputException in rule all .*lost"),
     ],
 )
 def test_what_ends_snakemake_itself_is_said(snakefile, reason, tmp_path, monkeypatch):
     """Before, the error spoke of lines above it, and there were none."""
-    with pytest.raises(
-        MeeError, match=f"^Snakemake could not go on: {reason}.*its log: .*run the same command"
-    ):
+    with pytest.raises(MeeError, match=f"^Snakemake could not go on: {reason}.*run the same command"):
         make_all(snakefile, tmp_path, monkeypatch)
 
 
@@ -606,7 +603,7 @@ def test_a_job_that_fails_says_so_itself(tmp_path, monkeypatch, capfd):
     snakefile = 'rule all:\n    output: "lost"\n    shell: "echo error: no corpus; exit 2"\n'
     with pytest.raises(MeeError, match=r"^A part failed; the lines above name it\. What had finished"):
         make_all(snakefile, tmp_path, monkeypatch)
-    assert capfd.readouterr().out == "error: no corpus\n"
+    assert capfd.readouterr() == ("error: no corpus\n", "")
 
 
 def make_all(snakefile, folder, monkeypatch):

@@ -123,7 +123,7 @@ def _single(part: str, settings: pd.DataFrame, profile: str) -> pd.DataFrame:
     """The settings that a part of the benchmark timed one output at a time; behind them, all untimed."""
     timed = read_timings(part, settings, profile)
     single = timed[timed.batch == 1].assign(part=part, processor=timed.attrs["processor"])
-    return pd.concat([single, settings]) if len(single) else settings.assign(ranked=np.nan)
+    return pd.concat([single, settings]) if len(single) else settings.assign(ranked=np.nan, lowest=np.nan)
 
 
 def draw_headline(

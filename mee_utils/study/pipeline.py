@@ -31,8 +31,7 @@ from .results import build_root, output_root
 GO_ON = "What had finished is kept: run the same command again."
 SNAKEFILE = ROOT / "notebooks" / "Snakefile"
 BY_RECORDS = ("--rerun-triggers", "params")  # times of files decide nothing: `study.freshness` does
-QUIET = ("--quiet", "progress", "rules", "host", "reason")  # with "all" its log would be empty, too
-OF_A_JOB = "CalledProcessError"  # in the log of Snakemake: a job failed, which has said why
+QUIET = ("--quiet", "all")  # jobs say what they do, in a line each
 TO_END = 10  # seconds that an interrupted pipeline has to end by itself
 
 
@@ -56,33 +55,28 @@ def make(
     _check(settings, cores)
     command = [sys.executable, "-m", "snakemake", target, "--snakefile", str(SNAKEFILE)]
     command += ["--directory", str(build_root()), "--cores", str(cores), "--scheduler", "greedy"]
-    command += ["--rerun-incomplete", *BY_RECORDS, *QUIET]
+    command += ["--rerun-incomplete", *BY_RECORDS]
     if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
         command += ["--resources", "gpu=1"]
     command += ["--config", f"profile={profile}", f"data={data or ''}", *config]
     with _the_only_pipeline(build_root()) as lock:
         for folder in anew:
             shutil.rmtree(folder, ignore_errors=True)
-        logs_before = _logs(build_root())
-        status = _run(command, lock)
-    if status:
-        raise MeeError(f"{_what_failed(_logs(build_root()) - logs_before)} {GO_ON}")
+        if _run([*command, *QUIET], lock):
+            raise MeeError(f"{_what_failed(command)} {GO_ON}")
 
 
-def _logs(build: Path) -> set[Path]:
-    """What Snakemake has logged of each of its runs."""
-    return set((build / ".snakemake" / "log").glob("*.log"))
+def _what_failed(command: list[str]) -> str:
+    """A sentence on why a pipeline ended: a job that failed has said it, but Snakemake itself says nothing.
 
-
-def _what_failed(logs: set[Path]) -> str:
-    """A sentence on why Snakemake ended: a job says itself what failed, Snakemake in its log alone."""
-    texts = {log: log.read_text(encoding="utf-8") for log in logs}
-    if not texts or any(OF_A_JOB in text for text in texts.values()):
+    It could not even plan then, so it is asked to plan once more, and aloud.
+    """
+    plan = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=False)
+    if plan.returncode == 0:
         return "A part failed; the lines above name it."
-    newest = max(texts)
-    lines = [line.strip() for line in texts[newest].splitlines() if line.strip()]
+    lines = [line.strip() for line in (plan.stdout + plan.stderr).splitlines() if line.strip()]
     reason = dropwhile(lambda line: not re.search(r"Exception|Error", line), lines)
-    return f"Snakemake could not go on: {' '.join(reason)} (its log: {newest})."
+    return f"Snakemake could not go on: {' '.join(reason)}."
 
 
 def _check(profile: Profile, cores: int) -> None:
