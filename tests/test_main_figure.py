@@ -84,8 +84,10 @@ def test_messages_are_computed(times):
     message = main_figure.cut_message(times, 32)
     assert "CALM's measures keep 83% instead of 100% and MEE's measures keep 100% instead" in message
     said = main_figure.speed_message(times)
-    assert said.startswith("Of 18 cases faster than full depth in every round (with 99% of the score): ")
-    assert "from layer 2 on, 0 (0) at batch 32 and 18 (18) at batch 1; from layer 4 on, " in said
+    assert said.startswith(
+        "Of 18 cases, how many beat full depth in every round, and keep 99% of the score: "
+    )
+    assert ": 18 and 18 at batch 1 (from layer 4 on: " in said and ", 0 and none at batch 32 (" in said
     text = main_figure.main_conclusion(times)
     assert text.startswith("At batch 32, CALM's measures keep 100% of the score")
     assert "; MEE's measures keep 100% of the score, at " in text

@@ -38,13 +38,12 @@ def facts(stored: StoredTables) -> dict:
     """The numbers in the sentences of README and RESULTS.md, by name."""
     numbers = numbers_of_tasks()
     real = {task: groups for (profile, task), groups in numbers.items() if profile == REAL}
-    shares = pd.DataFrame({task: groups["settled"] for task, groups in real.items()}).mean(axis=1)
     later = {name: _mean_of_tasks(real, name) for name in LATER}
     lost = lost_points(stored).loc[REAL].lost
     decisions = stored.decoder_bench("one decision").query("shape == 't5-large'")
     return {
         "tasks": len(real),
-        "settled": shares.to_dict(),
+        "settled": _mean_of_tasks(real, "settled"),
         "less_monotonic": _less_monotonic(real.values()),
         "best_rule": _least_flops(stored),
         "later": later["high_loss_later"],

@@ -11,7 +11,7 @@ import pandas as pd
 from . import figures
 from .catalogue import CALM_RULES, MEE_RULES
 from .headline import QUALITY
-from .prose import span
+from .prose import listed, span
 from .published_setting import BATCHES, CUT, EXACT
 
 SHORT_NAMES = {
@@ -226,13 +226,23 @@ def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 def speed_message(times: pd.DataFrame) -> str:
     """How many of the measures are faster than full depth, and how many of these keep the score."""
+    first, *later = faster_cases(times).items()
+    _, at_first = first  # batch size -> cases
     parts = []
-    for layer, of_layer in faster_cases(times).items():
-        texts = [f"{case.faster} ({case.keeping}) at batch {batch}" for batch, case in of_layer.items()]
-        parts.append(f"from layer {layer} on, {' and '.join(texts)}")
-    cases = max(case.cases for of_layer in faster_cases(times).values() for case in of_layer.values())
-    faster = f"Of {cases} cases faster than full depth in every round (with {QUALITY:.0%} of the score)"
-    return f"{faster}: {'; '.join(parts)}"
+    for batch in reversed(BATCHES):
+        counts = f"{_in_short(at_first[batch])} at batch {batch}"
+        others = [f"from layer {layer} on: {_in_short(at_layer[batch])}" for layer, at_layer in later]
+        parts.append(f"{counts} ({listed(others)})" if others else counts)
+    cases = at_first[batch].cases
+    return (
+        f"Of {cases} cases, how many beat full depth in every round, and keep {QUALITY:.0%} of the score: "
+        f"{', '.join(parts)}"
+    )
+
+
+def _in_short(case: Cases) -> str:
+    """ "7 and 1": how many are faster, and how many of these keep the score."""
+    return f"{case.faster} and {case.keeping or 'none'}"
 
 
 class Cases(NamedTuple):
