@@ -189,3 +189,8 @@ def test_trivial_baselines_take_what_they_say():
     assert baselines.best_overlapping_sentence([prompt], train) == ["Bob is in Oslo."]
     assert len(baselines.three_random_words([prompt], train)[0].split()) == 3
     assert baselines.first_sentence(["summarize: One. Two."], train) == ["One."]
+
+
+def test_a_seed_that_numpy_does_not_take_is_one_clear_line():
+    with pytest.raises(MeeError, match="seed=-1: give a whole number"):
+        mean_interval(np.arange(4.0), np.arange(4), seed=-1)

@@ -1,10 +1,21 @@
-"""Files that appear only when they are complete."""
+"""Files that appear only when they are complete, and checks of numbers that everything shares."""
 
 import errno
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
 from mee_utils import MeeError
+from mee_utils.common.errors import (
+    LARGEST_SEED,
+    check_number,
+    check_seed,
+    check_whole,
+    is_number,
+    plain_number,
+)
 from mee_utils.common.files import complete_file
 
 
@@ -51,3 +62,37 @@ def test_a_full_disk_is_one_line(tmp_path, error):
 def test_an_error_about_another_file_is_not_blamed_on_this_one(tmp_path):
     with pytest.raises(FileNotFoundError), complete_file(tmp_path / "a"):
         (tmp_path / "missing").read_text()
+
+
+@pytest.mark.parametrize("seed", [0, 7, LARGEST_SEED, np.int32(3), np.uint64(5)])
+def test_a_seed_that_is_taken_serves_torch_and_numpy(seed):
+    checked = check_seed(seed)
+    assert type(checked) is int and checked == seed
+    np.random.default_rng(checked)
+    torch.Generator().manual_seed(checked)
+    assert np.array([checked]).dtype == np.int64, "a column of a table holds it"
+
+
+@pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1, 2**70, 1.0, "1", None, True, Fraction(1), [1]])
+def test_a_seed_out_of_range_is_one_clear_line(seed):
+    with pytest.raises(MeeError, match=r"seed=.*: give a whole number from 0 to 2\*\*63 - 1\.$") as caught:
+        check_seed(seed)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400), Fraction(10**400, 3)])
+def test_a_number_that_no_float_holds_is_refused(value):
+    """Before, the check itself ended in an OverflowError."""
+    assert not is_number(value)
+    with pytest.raises(MeeError, match="delta=.*: give a number from 0 on"):
+        check_number("delta", value)
+
+
+def test_numbers_of_any_kind_become_those_of_python():
+    given = (3, 0.5, np.int8(3), np.float32(0.5), Fraction(1, 2))
+    found = [plain_number(value) for value in given]
+    assert found == [3, 0.5, 3, 0.5, 0.5]
+    assert [type(value) for value in found] == [int, float, int, float, float]
+    assert (
+        type(check_whole("limit", np.int8(3))) is int and type(check_number("cost", Fraction(1, 2))) is float
+    )

@@ -74,6 +74,7 @@ def sources(tmp_path, monkeypatch):
         ({"names": "b"}, "names: Input should be a valid list"),
         ({"limit": 0}, "limit: Input should be greater than or equal to 3 .it is 0"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0 .it is -1"),
+        ({"seed": 2**63}, f"seed: Input should be less than or equal to {2**63 - 1} .it is {2**63}"),
         ({"share": 1.5}, "share: Input should be less than or equal to 1 .it is 1.5"),
         ({"share": True}, "share: Input should be a valid number .it is True"),
         ({"decay": float("nan")}, "decay: Input should be .* .it is nan"),

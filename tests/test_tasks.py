@@ -174,6 +174,8 @@ def test_other_language_pairs(tmp_path):
         ({"name": "translation", "limit": True}, "limit=True: give a whole number"),
         ({"name": "translation", "limit": 2.0}, "limit=2.0: give a whole number"),
         ({"name": "translation", "limit": 1, "seed": "a"}, "seed='a': give a whole number"),
+        ({"name": "translation", "limit": 1, "seed": -1}, "seed=-1: give a whole number"),
+        ({"name": "translation", "limit": 1, "seed": 2**70}, f"seed={2**70}: give a whole number"),
         (
             {"name": "translation", "source": None},
             'source=None: give a file, a folder, a hub id, or "synthetic"',

@@ -327,6 +327,11 @@ def test_what_cannot_be_replayed_is_one_clear_line(stored, t5):
         (lambda: train_classifier("linear_classifier", traced, t5, epochs=0), "epochs=0"),
         (lambda: train_classifier("linear_classifier", traced, t5, seed="a"), "seed='a'"),
         (
+            lambda: train_classifier("linear_classifier", traced, t5, seed=2**70),
+            f"seed={2**70}: give a whole",
+        ),
+        (lambda: train_classifier("linear_classifier", traced, t5, seed=-1), "seed=-1: give a whole number"),
+        (
             lambda: train_classifier("linear_classifier", replace(traced, states=traced.states[:, :2]), t5),
             "trace and model need",
         ),
@@ -344,6 +349,7 @@ def test_what_cannot_be_replayed_is_one_clear_line(stored, t5):
         ("linear_classifier", {"learning_rate": float("nan")}, "learning_rate=nan: give"),
         ("linear_classifier", {"learning_rate": float("inf")}, "learning_rate=inf: give"),
         ("linear_classifier", {"learning_rate": "0.1"}, "learning_rate='0.1': give"),
+        ("linear_classifier", {"learning_rate": 10**400}, "learning_rate=10*...: give"),
         ("linear_classifier", {"layers": 0}, "layers=0: give a whole number from 1"),
         ("three_hidden_classifier", {"layers": -1}, "layers=-1: give"),
         ("linear_classifier", {"layers": "2"}, "layers='2': give"),

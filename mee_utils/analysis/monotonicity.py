@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from ..common.errors import MeeError
+from ..common.errors import MeeError, check_seed
 from .reliability import reliability
 from .statistics import by_layer, mean_interval, mean_of_chosen, percentiles, resampled_tokens
 
@@ -140,7 +140,7 @@ def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[i
     is_last = np.append(trace.sequence[1:] != trace.sequence[:-1], True)
     if is_last.all():
         raise MeeError("All outputs have one token, and last tokens are not shown: trace longer outputs.")
-    rows = np.random.default_rng(seed).permutation(np.flatnonzero(~is_last))
+    rows = np.random.default_rng(check_seed(seed)).permutation(np.flatnonzero(~is_last))
     ordered = rows[np.argsort(settled_from(trace)[rows], kind="stable")]
     ranks = {round(100 * share): int(share * (len(ordered) - 1)) for share in shares}
     return {percent: int(ordered[rank]) for percent, rank in ranks.items()}

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr  # the normal distribution; scipy.stats takes half a second to import
 
-from ..common.errors import MeeError
+from ..common.errors import MeeError, check_seed
 
 RESAMPLES = 2000
 DRAWS = "_draws"  # ending of the columns of a table that hold the draws of another column
@@ -287,7 +287,7 @@ def percentiles(draws, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
 @lru_cache(maxsize=8)
 def resampled(units: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
     """How often each unit (sequence or example) is drawn, `[resample, unit]`; unit i always alike."""
-    return np.random.default_rng(seed).poisson(1.0, (units, resamples)).T.astype(np.float64)
+    return np.random.default_rng(check_seed(seed)).poisson(1.0, (units, resamples)).T.astype(np.float64)
 
 
 def interval(statistic: Callable, units: int, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from math import inf, isnan
 from numbers import Integral, Real
 
+LARGEST_SEED = 2**63 - 1  # torch, numpy and the columns of tables hold it
+
 
 class MeeError(ValueError):
     """A mistake in the input: one line with the value, what was expected, and what to do about it."""
@@ -38,9 +40,29 @@ def check_whole(name: str, value: object, least: int = 1) -> int:
     return int(value)
 
 
+def check_seed(seed: object, name: str = "seed") -> int:
+    """A seed that torch and numpy take, a whole number from 0 to `LARGEST_SEED`; else a `MeeError`."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed <= LARGEST_SEED:
+        raise MeeError(f"{name}={shown(seed)}: give a whole number from 0 to 2**63 - 1.")
+    return int(seed)
+
+
 def is_number(value: object) -> bool:
-    """Whether a value is a real number, numpy's included; neither a bool nor NaN is one."""
-    return isinstance(value, Real) and not isinstance(value, bool) and not isnan(value)
+    """Whether a value is a real number that a float can hold, numpy's and fractions included.
+
+    Neither a bool nor NaN is one.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return not isnan(value)
+    except OverflowError:  # a whole number or a fraction beyond the largest float
+        return False
+
+
+def plain_number(value: Real) -> int | float:
+    """A number as an `int` or a `float` of Python, whatever kind it was given as; these stay as they are."""
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def check_number(name: str, value: object, low: float = 0.0, high: float = inf) -> float:

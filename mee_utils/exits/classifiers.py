@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError, check_choice, check_whole
+from ..common.errors import MeeError, check_choice, check_seed, check_whole
 from ..common.files import complete_file
 from .classifier_kinds import (
     Ensemble,
@@ -91,7 +91,7 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
     """
     check_choice("classifier", kind, CLASSES)
     check_whole("d_model", d_model)
-    check_whole("seed", seed, 0)
+    seed = check_seed(seed)
     shape = default_options(kind, d_model)
     for name in options:
         check_choice(f"option of {kind}", name, shape)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, create_model
 
-from ..common.errors import MeeError
+from ..common.errors import LARGEST_SEED, MeeError
 from .notebook_files import assigned_literals, declared_parameters, notebook_names, read_source
 from .profiles import Strict, first_mistake
 
@@ -51,6 +51,8 @@ def check_parameters(given: dict, declared: dict) -> dict:
 
 def _field_type(name: str, default):
     """The type of a parameter, and the range of numbers that its name and its default suggest."""
+    if name == "seed":
+        return Annotated[int, Field(ge=0, le=LARGEST_SEED)]
     if type(default) is int:
         return Annotated[int, Field(ge=min(default, LEAST.get(name, 1)))]
     if type(default) is float:

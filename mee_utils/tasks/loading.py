@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice, check_whole, nearest
+from ..common.errors import MeeError, check_choice, check_seed, check_whole, nearest
 from ..common.html import table
 from ..common.sources import find_local
 from . import rows, sources
@@ -178,7 +178,7 @@ def load_task(
         raise MeeError(f'Unknown task "{name}": {nearest(name, TASKS)} {new}')
     check_choice("split", split, ("train", "validation", "test"))
     limit = None if limit is None else check_whole("limit", limit)
-    seed = check_whole("seed", seed, 0)
+    seed = check_seed(seed)
     pair = checked_languages(languages)
     for option, value in {"revision": revision, "folder": folder}.items():
         if not isinstance(value, str | None):

@@ -16,14 +16,13 @@ has seen.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from numbers import Real
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..common.errors import MeeError, check_choice, check_whole, shown
+from ..common.errors import MeeError, check_choice, check_seed, check_whole, is_number, shown
 from ..decoding.token import on_host
 from ..exits.classifier_kinds import TARGETS, ExitClassifier, TokenHash, TrainingBatch
 from ..exits.classifiers import CLASSES, SIZED, new_classifier
@@ -102,8 +101,8 @@ def train_classifier(
     """
     check_whole("epochs", epochs)
     check_whole("batch_size", batch_size)
-    check_whole("seed", seed, 0)
-    _check_learning_rate(learning_rate)
+    seed = check_seed(seed)
+    learning_rate = _checked_learning_rate(learning_rate)
     check_choice("classifier", kind, CLASSES)
     _check_policy(kind, target, policy)
     stored = _stored_states("trace", trace, model, target)
@@ -196,10 +195,10 @@ def _check_policy(kind: str, target: str, policy: ExitPolicy | None) -> None:
         raise MeeError(f'pruning="adaptive" {circle}: give a policy with fixed or decaying pruning.')
 
 
-def _check_learning_rate(learning_rate: object) -> None:
-    number = isinstance(learning_rate, Real) and not isinstance(learning_rate, bool)
-    if not number or not 0 < learning_rate < inf:
-        raise MeeError(f"learning_rate={learning_rate!r:.60}: give a number above 0, such as 2e-3.")
+def _checked_learning_rate(learning_rate: object) -> float:
+    if not is_number(learning_rate) or not 0 < learning_rate < inf:
+        raise MeeError(f"learning_rate={shown(learning_rate)}: give a number above 0, such as 2e-3.")
+    return float(learning_rate)
 
 
 def _stored_states(name: str, trace: Trace, model: Model, target: str) -> StoredStates:
