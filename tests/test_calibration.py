@@ -1,5 +1,7 @@
 """Learn-then-test on constructed losses, p-values against simulation, and a calibrated policy decoded."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from conftest import INPUTS, LENGTH, build_lively
@@ -121,11 +123,26 @@ def test_violations_over_splits():
         (constant(0.1), [], {}, "descend strictly"),
         ([], LEVELS, {}, "no losses"),
         (constant(0.1), LEVELS, {"bound": "hoefding"}, "did you mean"),
+        (constant(0.1), [float("nan")], {}, "thresholds=.nan.: give a list of numbers"),
+        (constant(0.1), [True], {}, "thresholds=.True.: give a list of numbers"),
+        (constant(0.1), [10**400], {}, "thresholds=.*: give a list of numbers"),
+        (constant(0.1), LEVELS, {"delta": 10**400}, "delta=.*between 0 and 1"),
+        (constant(0.1), LEVELS, {"eps": True}, "eps=True: .*between 0 and 1"),
     ],
 )
 def test_bad_demands_are_one_clear_line(losses, levels, options, message):
     with pytest.raises(MeeError, match=message):
         calibration.learn_then_test(losses, levels, **{"delta": 0.1, **options})
+
+
+@pytest.mark.parametrize("bound", calibration.BOUNDS)
+def test_a_demand_may_be_any_kind_of_number(bound):
+    """Before, a fraction ended in a TypeError of numpy."""
+    losses = constant(0.01, 0.3)
+    found = calibration.learn_then_test(losses, [0.9, 0.8], Fraction(1, 10), Fraction(1, 20), bound)
+    assert found == calibration.learn_then_test(losses, [0.9, 0.8], 0.1, 0.05, bound)
+    exact = [Fraction(1, 2), np.float32(0.25)]
+    assert calibration.learn_then_test(losses, exact, 0.1, bound=bound).tested == (0.5, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +179,24 @@ def test_a_calibrated_policy_is_ready_to_decode(tokenizer, task):
     for wrong, message in (
         ({"thresholds": 0.9}, "thresholds=0.9: give a list of numbers"),
         ({"thresholds": ["0.9"]}, "give a list of numbers"),
+        ({"policy": ExitPolicy("patience"), "model": "t5"}, "model='t5': give what load_model returns"),
         ({"task": list(INPUTS)}, "give a Task, from load_task"),
         ({"policy": "softmax_margin"}, 'such as ExitPolicy\\("softmax_margin"\\)'),
     ):
         with pytest.raises(MeeError, match=message) as caught:
-            calibration.calibrate(model, **{"task": task, "policy": policy, "delta": 0.1, **wrong})
+            calibration.calibrate(**{"model": model, "task": task, "policy": policy, "delta": 0.1, **wrong})
         assert "\n" not in str(caught.value)
     with pytest.raises(MeeError, match="no threshold to choose"):
         calibration.calibrate(model, task, ExitPolicy("static", min_layer=3), 0.1, **settings)
+
+
+@pytest.mark.parametrize("options", [{"kind": "consistancy"}, {"bound": "hoefding"}], ids=repr)
+def test_a_misspelt_name_is_refused_before_anything_is_decoded(tokenizer, task, monkeypatch, options):
+    """Before, all examples were decoded at full depth first."""
+    monkeypatch.setattr(calibration, "generate", None)
+    model = build_lively("t5", tokenizer)
+    with pytest.raises(MeeError, match="did you mean"):
+        calibration.calibrate(model, task, ExitPolicy("softmax_margin"), 0.1, **options)
 
 
 def test_calibration_keeps_the_decay_of_a_threshold_of_ones_own(tokenizer, task):

@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from dataclasses import FrozenInstanceError, dataclass
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -237,6 +238,44 @@ EQUAL = [  # options whose policies are equal each time they are made
 ]
 
 
+ANY_NUMBERS = [  # (options of any kind of number, the same as numbers of Python)
+    ({"threshold": Fraction(1, 2)}, {"threshold": 0.5}),
+    ({"threshold": np.float32(0.5)}, {"threshold": 0.5}),
+    ({"measure": "patience", "threshold": np.int8(2)}, {"measure": "patience", "threshold": 2}),
+    ({"threshold": 0.5, "decay": Fraction(4)}, {"threshold": 0.5, "decay": 4.0}),
+    ({"threshold": 0.5, "decay": np.int64(4)}, {"threshold": 0.5, "decay": 4}),
+    ({"threshold": Threshold(Fraction(1, 2), Fraction(4))}, {"threshold": Threshold(0.5, 4.0)}),
+    ({"min_layer": np.int8(2)}, {"min_layer": 2}),
+    ({"exit_layers": np.array([2, 3], np.uint8)}, {"exit_layers": [2, 3]}),
+    ({"propagation": "verify", "max_draft": np.uint8(2)}, {"propagation": "verify", "max_draft": 2}),
+    ({"contrast": "jsd", "contrast_alpha": Fraction(1, 4)}, {"contrast": "jsd", "contrast_alpha": 0.25}),
+    (
+        {"pruning": "decaying", "top_k": np.uint8(200), "least_k": np.uint8(16)},
+        {"pruning": "decaying", "top_k": 200, "least_k": 16},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "plain"), ANY_NUMBERS, ids=repr)
+def test_options_may_be_any_kind_of_number(given, plain, t5):
+    """Before, a fraction ended in a TypeError while decoding, and small types of numpy overflowed."""
+    policy = ExitPolicy(**given)
+    expected = ExitPolicy(**plain)
+    assert policy == expected and hash(policy) == hash(expected) and repr(policy) == repr(expected)
+    found = generate(t5, INPUTS[:2], policy, max_new_tokens=4)
+    wanted = generate(t5, INPUTS[:2], expected, max_new_tokens=4)
+    assert found.token_ids == wanted.token_ids
+    assert all(map(np.array_equal, found.exit_layers, wanted.exit_layers))
+
+
+@pytest.mark.parametrize("value", [10**400, Fraction(10**400)])
+def test_numbers_that_no_float_holds_are_one_clear_line(value):
+    for options in ({"threshold": value}, {"decay": value}, {"contrast": "jsd", "contrast_alpha": value}):
+        with pytest.raises(MeeError, match="give a") as caught:
+            ExitPolicy(**options)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("options", EQUAL, ids=repr)
 def test_policies_with_equal_options_are_equal_and_keys_of_a_dict(options):
     fresh = copy.deepcopy(options) if not isinstance(options.get("measure"), ExitClassifier) else options
@@ -335,7 +374,11 @@ def test_the_least_settings_of_thresholds_work():
         (lambda: ExitPolicy(threshold=Steep(0.5, 1)).at_threshold(NAN), "threshold=nan: give a number"),
         (lambda: measures.ConfidenceWindow(distance="far"), "distance='far': give a number"),
         (lambda: new_classifier("linear_classifier", 0), "d_model=0: give a whole number from 1 on"),
-        (lambda: new_classifier("linear_classifier", 8, seed=-1), "seed=-1: give a whole number from 0 on"),
+        (
+            lambda: new_classifier("linear_classifier", 8, seed=-1),
+            "seed=-1: give a whole number from 0 to 2**63",
+        ),
+        (lambda: new_classifier("linear_classifier", 8, seed=2**70), f"seed={2**70}: give a whole number"),
         (lambda: new_classifier("hidden_classifier", 8, hidden=-1), "hidden=-1: give a whole number"),
         (lambda: new_classifier("hidden_classifier", 8, layers=0), "layers=0: give a whole number"),
         (lambda: new_classifier("lstm_classifier", 8, depth=1.5), "depth=1.5: give a whole number"),

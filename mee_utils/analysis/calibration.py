@@ -9,15 +9,14 @@ and returns the last before the first above `eps`. Losses `[threshold, example]`
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from numbers import Real
 
 import numpy as np
 import pandas as pd
 from scipy.special import bdtr  # the binomial distribution; scipy.stats takes half a second to import
 
-from ..common.errors import MeeError, check_choice
+from ..common.errors import MeeError, check_choice, is_number, shown
 from ..decoding.generation import generate
-from ..decoding.inputs import EncoderCache
+from ..decoding.inputs import EncoderCache, check_model
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import check_policy
@@ -120,10 +119,10 @@ def check_demand(thresholds: Sequence[float], delta: float, eps: float) -> list[
     unmet = "a mean loss of 0 cannot be guaranteed from examples, and 1 always is; give a"
     wanted = {"delta": (delta, unmet), "eps": (eps, "give the probability of failing (the papers: 0.05), a")}
     for name, (value, what) in wanted.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
-            raise MeeError(f"{name}={value!r}: {what} value between 0 and 1.")
-    if np.ndim(thresholds) != 1 or not all(isinstance(level, Real) for level in thresholds):
-        raise MeeError(f"thresholds={thresholds!r}: give a list of numbers, such as [0.9, 0.8, 0.7].")
+        if not is_number(value) or not 0 < value < 1:
+            raise MeeError(f"{name}={shown(value)}: {what} value between 0 and 1.")
+    if np.ndim(thresholds) != 1 or not all(map(is_number, thresholds)):
+        raise MeeError(f"thresholds={shown(thresholds)}: give a list of numbers, such as [0.9, 0.8, 0.7].")
     levels = [float(level) for level in thresholds]
     if not levels or any(low >= high for high, low in pairwise(levels)):
         raise MeeError("Thresholds must descend strictly from the safest on; give at least one.")
@@ -153,8 +152,10 @@ def learn_then_test(
             (0, 1).
     """
     levels = check_demand(thresholds, delta, eps)
+    delta = float(delta)
+    eps = float(eps)
     check_choice("source", source, SOURCES)
-    p_value = bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
+    p_value = _find_bound(bound)
     threshold = None
     tests: list[tuple[float, float, float]] = []  # threshold, p-value, mean loss
     examples = 0
@@ -177,6 +178,11 @@ def learn_then_test(
         examples=examples,
         source=source,
     )
+
+
+def _find_bound(bound: str | Callable) -> Callable:
+    """A p-value by its name, or the one that was given."""
+    return bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
 
 
 def _checked_losses(row) -> np.ndarray:
@@ -246,6 +252,9 @@ def calibrate(
         MeeError: something that is no task or policy, a policy without a threshold, and as `learn_then_test`
             and `generate` do.
     """
+    check_model(model)
+    check_choice("kind", kind, LOSSES)  # before anything is decoded
+    _find_bound(bound)
     if not isinstance(task, Task):
         raise MeeError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
     if thresholds is None:

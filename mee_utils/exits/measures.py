@@ -254,7 +254,7 @@ class ConfidenceWindow(Measure):
         self.window = check_whole("window", window, 2)
         if not is_number(distance):
             raise MeeError(f"distance={shown(distance)}: give a number (MEE: 0.4).")
-        self.distance = distance
+        self.distance = float(distance)
 
     @property
     def layers_used(self) -> int:

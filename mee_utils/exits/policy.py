@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice, is_number, shown
+from ..common.errors import MeeError, check_choice, is_number, plain_number, shown
 from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, Contrast, contrast_of
@@ -21,6 +21,7 @@ from .thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 MAX_DRAFT = 8  # the longest that is planned
 ONLINE = {"adaptive": AdaptiveThreshold, "bandit": BanditThreshold}
 PROPAGATIONS = ("copy", "parallel", "verify")
+NUMBERS = ("threshold", "decay", "min_layer", "max_draft", "top_k", "least_k", "contrast_alpha")  # options
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,10 +101,16 @@ class ExitPolicy:
         ):
             if contradicts:
                 raise MeeError(message)
+        self._set(**self._plain_numbers())
 
     def _set(self, **values) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # a frozen dataclass is written here, and only when made
+
+    def _plain_numbers(self) -> dict[str, int | float]:
+        """The options that are numbers, each of a kind of Python: numpy's and fractions are converted."""
+        given = {name: getattr(self, name) for name in NUMBERS}
+        return {name: plain_number(value) for name, value in given.items() if isinstance(value, Real)}
 
     def __hash__(self) -> int:
         # user-defined measures and thresholds may be unhashable: a name and a level stand for them

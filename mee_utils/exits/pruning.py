@@ -81,9 +81,13 @@ def pruning_of(
     if kind is not None:
         check_choice("pruning", kind, PRUNINGS)
     check_choice("pruning_form", form, PRUNING_FORMS)
-    for mistake in _mistakes(kind, {"top_k": top_k, "least_k": least_k}, form, last_layer):
+    sizes = {"top_k": top_k, "least_k": least_k}
+    for mistake in _mistakes(kind, sizes, form, last_layer):
         raise MeeError(mistake)
-    return None if kind is None else Pruning(kind, top_k, least_k, form, last_layer)
+    if kind is None:
+        return None
+    kept = {name: int(size) for name, size in sizes.items() if size is not None}
+    return Pruning(kind, **kept, form=form, last_layer=last_layer)
 
 
 def _mistakes(kind: str | None, sizes: dict[str, object], form: str, last_layer: object) -> Iterator[str]:

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice, check_number, check_whole, is_number, shown
+from ..common.errors import MeeError, check_choice, check_number, check_whole, is_number, plain_number, shown
 from .equality import EqualByValue
 
 DECAY_FORMS = ("scaled", "calm")
@@ -60,6 +60,10 @@ class Threshold(EqualByValue):
             wanted = "give a temperature above 0 (CALM: 4), or None for none"
             raise MeeError(f"decay={shown(self.decay)}: {wanted}.")
         check_choice("decay_form", self.form, DECAY_FORMS)
+        # a frozen dataclass is written here, and only when made
+        object.__setattr__(self, "level", plain_number(self.level))
+        if self.decay is not None:
+            object.__setattr__(self, "decay", plain_number(self.decay))
 
     def with_level(self, level: float) -> "Threshold":
         """The same schedule at another level; a `MeeError` if that is no number."""
