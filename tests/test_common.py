@@ -84,7 +84,7 @@ def test_a_seed_out_of_range_is_one_clear_line(seed):
 def test_a_number_that_no_float_holds_is_refused(value):
     """Before, the check itself ended in an OverflowError."""
     assert not is_number(value)
-    with pytest.raises(MeeError, match="delta=.*: give a number from 0 on"):
+    with pytest.raises(MeeError, match=r"delta=.*: give a number from 0 on"):
         check_number("delta", value)
 
 
