@@ -28,7 +28,7 @@ from mee_utils import (
 )
 from mee_utils.models.loading import Model
 from mee_utils.traces import tracing
-from mee_utils.traces.replay import StoredStates
+from mee_utils.traces.replay import StoredStates, replay_policy
 from mee_utils.traces.trace import states_path
 
 INPUTS = [
@@ -256,6 +256,87 @@ def test_the_first_inputs_of_a_trace_are_a_trace(stored):
     )
     with pytest.raises(MeeError, match="limit=0"):
         traced.first(0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ((-1, 2), "first=-1: give a whole number from 0 on"),
+        ((5, 2), "last=2: give a whole number from 6 on"),
+        ((1, 1), "last=1: give a whole number from 2 on"),
+        ((0, -1), "last=-1: give a whole number from 1 on"),
+        ((3, 4), "first=3 of 3 inputs: give a number from 0 to 2"),
+        ((2**70, 2**71), "of 3 inputs: give a number from 0 to 2"),
+        ((0.0, 2), "first=0.0: give a whole number"),
+        ((False, 2), "first=False: give a whole number"),
+        ((0, None), "last=None: give a whole number"),
+    ],
+)
+def test_a_part_without_inputs_is_refused(stored, ends, message):
+    """Before, a negative end gave a trace whose arrays and inputs did not belong together."""
+    traced, _ = stored
+    replayed = replay_policy(traced, ExitPolicy(min_layer=1))
+    for whole in (traced, replayed):
+        with pytest.raises(MeeError, match=message) as caught:
+            whole.part(*ends)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_part_may_reach_beyond_the_end_and_be_given_in_any_whole_numbers(stored):
+    traced, _ = stored
+    replayed = replay_policy(traced, ExitPolicy(min_layer=1))
+    for last in (3, 10, 2**70, np.int8(3)):
+        part = traced.part(np.int64(1), last)
+        assert part.source_ids == traced.source_ids[1:]
+        assert part.token_id.tolist() == traced.token_id[traced.sequence >= 1].tolist()
+        exits = replayed.part(1, last).exit_layers()
+        assert exits.tolist() == replayed.exit_layers()[traced.sequence >= 1].tolist()
+
+
+def test_values_by_output_are_one_for_each_token(stored):
+    traced, _ = stored
+    with pytest.raises(MeeError, match=f"2 values for {len(traced)} tokens: give one for each"):
+        traced.by_output(np.zeros(2))
+
+
+def test_a_part_of_a_stored_trace_is_saved_with_its_own_states(t5, tmp_path):
+    """Before, the states of the whole trace were left beside it, and it could not be read again."""
+    path = tmp_path / "t.safetensors"
+    traced = trace(t5, INPUTS, states=states_path(path), max_new_tokens=6)
+    traced.save(path)
+    whole = np.array(traced.states)
+    part = load_trace(path).part(1, 3)
+    part.save(path)
+    again = load_trace(path)
+    assert np.array_equal(again.states, part.states) and len(again) == len(part) < len(traced)
+    assert np.array_equal(traced.states, whole), "what was mapped before stays as it was"
+    traced.save(path)
+    assert np.array_equal(load_trace(path).states, whole)
+
+
+def test_states_that_were_replaced_since_are_written_again(t5, tmp_path):
+    """Before, a trace was saved beside the states of another one of the same size."""
+    path = tmp_path / "t.safetensors"
+    first = trace(t5, INPUTS[:1], outputs=[[5, 6, 1]], states=states_path(path))
+    second = trace(t5, INPUTS[1:2], outputs=[[7, 8, 1]], states=states_path(path))
+    assert first.states.shape == second.states.shape and not np.array_equal(first.states, second.states)
+    assert np.array_equal(load_trace(first.save(path)).states, first.states)
+    states_path(path).unlink()
+    assert np.array_equal(load_trace(second.save(path)).states, second.states)
+    states_path(path).write_bytes(b"cut short")
+    assert np.array_equal(load_trace(second.save(path)).states, second.states)
+
+
+def test_a_trace_does_not_overwrite_its_own_states(t5, tmp_path, monkeypatch):
+    raw = tmp_path / "raw.npy"
+    traced = trace(t5, INPUTS[:1], states=raw, max_new_tokens=2)
+    written = raw.read_bytes()
+    (tmp_path / "linked.npy").symlink_to(raw)
+    monkeypatch.chdir(tmp_path)
+    for path in (raw, "raw.npy", tmp_path / "linked.npy"):
+        with pytest.raises(MeeError, match=r"\.npy holds the states of this trace: give another"):
+            traced.save(path)
+    assert raw.read_bytes() == written and len(list(tmp_path.iterdir())) == 2
 
 
 def test_states_that_lie_in_their_place_are_not_written_again(stored):

@@ -61,10 +61,12 @@ class PolicyReplay:
         return replace(self, bound=bind_to_trace(self.trace, self.bound.policy.at_threshold(threshold)))
 
     def part(self, first: int, last: int) -> PolicyReplay:
-        """The replay of the outputs `first` to `last - 1` alone; nothing is computed anew."""
-        tokens = slice(*np.searchsorted(self.trace.sequence, [first, last]))
+        """The replay of a part of the outputs, see `Trace.part`; nothing is computed anew."""
+        part = self.trace.part(first, last)
+        start = int(np.searchsorted(self.trace.sequence, first))
+        tokens = slice(start, start + len(part))
         arrays = {name: each[tokens] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
-        return replace(self, trace=self.trace.part(first, last), **arrays)
+        return replace(self, trace=part, **arrays)
 
     def exceeded(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token, decision]`: does the confidence exceed the threshold? The length counts if that decays."""

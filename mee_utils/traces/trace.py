@@ -22,6 +22,7 @@ from ..models.costs import DecoderSizes
 from ..models.loading import Model
 
 FORMAT = "mee_utils.trace.4"
+STATES_AT_ONCE = 1024  # tokens whose states are compared at a time
 
 
 @dataclass(repr=False)
@@ -112,7 +113,9 @@ class Trace:
         return np.where(self.position == 0, -1, np.roll(self.token_id, 1))
 
     def by_output(self, values: np.ndarray) -> list[np.ndarray]:
-        """`[token]` as one array per output."""
+        """`[token]` as one array per output. Raises `MeeError` unless there is one value for each token."""
+        if len(values) != len(self):
+            raise MeeError(f"{len(values)} values for {len(self)} tokens: give one for each.")
         return np.split(values, np.flatnonzero(np.diff(self.sequence)) + 1)
 
     def check_model(self, model: Model) -> None:
@@ -134,17 +137,32 @@ class Trace:
         return self.part(0, check_whole("limit", limit))
 
     def part(self, first: int, last: int) -> Trace:
-        """The trace of the inputs `first` to `last - 1`; states stay on disk."""
+        """The trace of the inputs `first` to `last - 1`, of which there is at least one; states stay on disk.
+
+        As in a slice, `last` may lie beyond the end. Raises `MeeError` for a part without inputs.
+        """
+        first = check_whole("first", first, 0)
+        last = check_whole("last", last, first + 1)
+        inputs = len(self.source_ids)
+        if first >= inputs:
+            raise MeeError(f"first={first} of {inputs} inputs: give a number from 0 to {inputs - 1}.")
+        last = min(last, inputs)
         tokens = slice(*np.searchsorted(self.sequence, [first, last]))
         arrays = {name: each[tokens] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
         arrays["sequence"] = arrays["sequence"] - first
         return replace(self, **arrays, source_ids=self.source_ids[first:last])
 
     def save(self, path: str | Path) -> Path:
-        """Writes the trace as safetensors, its states beside it (.npy). Files appear only when complete."""
+        """Writes the trace as safetensors, its states beside it (.npy). Files appear only when complete.
+
+        Raises `MeeError` for a path that cannot be written to, or that holds the states of this trace.
+        """
         from safetensors.numpy import save_file
 
         path = check_file("path", path, "trace.safetensors")
+        if self._states_are_mapped_from(path):
+            advice = "give another file, such as trace.safetensors"
+            raise MeeError(f"{path} holds the states of this trace: {advice}.")
         metadata = {name: getattr(self, name) for name in _METADATA}
         metadata["sizes"] = asdict(self.sizes)
         metadata["states"] = self.states is not None
@@ -153,14 +171,31 @@ class Trace:
             save_file(arrays, partial, {"format": FORMAT, "about": json.dumps(metadata)})
             if self.states is None:
                 states_path(path).unlink(missing_ok=True)
-            elif not self._states_lie_in(states_path(path)):
+            elif not self._states_are_stored_in(states_path(path)):
                 with complete_file(states_path(path)) as stored, stored.open("wb") as file:
                     np.save(file, self.states)
         return path
 
-    def _states_lie_in(self, path: Path) -> bool:
+    def _states_are_mapped_from(self, path: Path) -> bool:
         mapped = getattr(self.states, "filename", None)
         return mapped is not None and Path(mapped).resolve() == path.resolve()
+
+    def _states_are_stored_in(self, path: Path) -> bool:
+        """Whether a file holds these very states: not more of them, nor others that were written since.
+
+        A part of a trace maps the file of the whole one, and keeps its old content where that is replaced.
+        """
+        if not self._states_are_mapped_from(path) or not path.exists():
+            return False
+        try:
+            stored = np.load(path, mmap_mode="r")
+        except (ValueError, EOFError, OSError):
+            return False
+        if stored.shape != self.states.shape or stored.dtype != self.states.dtype:
+            return False
+        starts = range(0, len(stored), STATES_AT_ONCE)
+        parts = [slice(start, start + STATES_AT_ONCE) for start in starts]
+        return all(np.array_equal(stored[part], self.states[part]) for part in parts)
 
 
 _ARRAYS = [field.name for field in fields(Trace) if field.type == "np.ndarray"]
