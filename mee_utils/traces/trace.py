@@ -181,9 +181,10 @@ class Trace:
         return mapped is not None and Path(mapped).resolve() == path.resolve()
 
     def _states_are_stored_in(self, path: Path) -> bool:
-        """Whether a file holds these very states: not more of them, nor others that were written since.
+        """Whether a file holds these very states, and no others.
 
-        A part of a trace maps the file of the whole one, and keeps its old content where that is replaced.
+        A part of a trace maps the file of the whole trace; and a file may have been replaced since it was
+        mapped.
         """
         if not self._states_are_mapped_from(path) or not path.exists():
             return False
