@@ -494,6 +494,8 @@ def test_committed_results_are_those_of_their_manifest(path):
     ("arguments", "message"),
     [
         (["reproduce", "--profile", "smal"], 'error: Unknown profile "smal"'),
+        (["status", "--profile", "missing.yaml"], "missing.yaml does not exist: give the file of a profile"),
+        (["pin", "--profile", "missing.yaml"], "missing.yaml does not exist: give the file of a profile"),
         (["reproduce", "--profile", "real"], "give their folder, as in DATA="),
         (["reproduce", "--cores", "0"], "--cores 0: give 1 or more"),
         (["reproduce", "--cores", "-3"], "--cores -3: give 1 or more"),

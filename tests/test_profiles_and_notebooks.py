@@ -109,6 +109,45 @@ def edited(tmp_path, change, name="mine"):
         (lambda c: c.update(results={"deltas": [2.0]}), "results.deltas.0: .*less than 1"),
         (lambda c: c.update(results={"risk_deltas": [0.0]}), "results.risk_deltas.0: .*greater than 0"),
         (lambda c: c.update(classifiers={"learning_rate": float("inf")}), "learning_rate: .*finite number"),
+        *(
+            (lambda c, device=device: c.update(device=device), f'device: "{device}" is no device: give auto')
+            for device in ("gpu", "CPU", "cuda:", "cuda:one", "cpu:0", "meta", "")
+        ),
+        (lambda c: c.update(device=0), "device: .*valid string .it is 0"),
+        (lambda c: c.update(dtype="float23"), "dtype: Input should be 'float64', .*it is 'float23'"),
+        (lambda c: c.update(dtype="float16"), "dtype: Input should be 'float64', .*it is 'float16'"),
+        (lambda c: c["training"].update(seed=-1), "training.seed: .*equal to 0 .it is -1"),
+        (lambda c: c["training"].update(seed=2**70), f"training.seed: .*equal to {2**63 - 1}"),
+        (lambda c: c["training"]["backbones"]["calm"].update(seeds=-1), "seeds: .*greater than 0 .it is -1"),
+        (lambda c: c["classifiers"].update(seeds=-1), "classifiers.seeds: .*equal to 0 .it is -1"),
+        (lambda c: c["corpora"]["translation"].update(train=-5), "train: .*greater than 0 .it is -5"),
+        (lambda c: c.update(results={"test": -1}), "results.test: .*greater than 0 .it is -1"),
+        (
+            lambda c: c.update(results={"least_k": 300}),
+            "results: least_k=300 is more than first_k=256: entries can only become fewer",
+        ),
+        (
+            lambda c: c["training"]["backbones"]["free"].update(exit_layer=12),
+            "training.backbones.free.exit_layer: 12 is too deep for the 12 layers of the shape; at most 11",
+        ),
+        (
+            lambda c: c["training"]["compared"]["alternating"].update(exit_layer=40),
+            "training.compared.alternating.exit_layer: 40 is too deep",
+        ),
+        (lambda c: c.update(results={"min_layer": 12}), "results.min_layer: 12 is too deep .* at most 11"),
+        (
+            lambda c: c.update(notebooks={"03_pruning": {"min_layer": 12}}),
+            "notebooks.03_pruning.min_layer: 12 is too deep .* at most 11",
+        ),
+        (
+            lambda c: c.update(notebooks={"04_contrastive_decoding": {"expert_layer": 13}}),
+            "notebooks.04_contrastive_decoding.expert_layer: 13 is too deep .* at most 12",
+        ),
+        (lambda c: c["ablations"].update(layers=13), "ablations.layers: 13 is too deep .* at most 12"),
+        (
+            lambda c: c["training"]["compared"].update(calm=c["training"]["backbones"]["calm"]),
+            'training: compared: "calm" is one of the backbones',
+        ),
     ],
 )
 def test_a_profile_with_a_mistake_names_it(tmp_path, change, message):
@@ -143,7 +182,51 @@ def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path):
     assert mine.model_dump() == load_profile("small").model_dump() | {"name": "mine"}
 
 
-@pytest.mark.parametrize("name", ["../profiles/small", "", None, "nowhere.yaml", "."])
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12", "mps", "xpu:1"])
+def test_a_profile_may_name_any_device_of_torch(tmp_path, device):
+    assert load_profile(edited(tmp_path, lambda c: c.update(device=device))).device == device
+
+
+def test_the_deepest_layers_that_a_profile_may_name(tmp_path):
+    def change(content):
+        content["training"]["backbones"]["free"]["exit_layer"] = 11
+        content["results"] = {"min_layer": 11, "first_k": 16, "least_k": 16}
+        content["ablations"]["layers"] = 12
+        content["notebooks"] = {"06_survey_rules": {"min_layer": 11, "layer": 12}}
+
+    profile = load_profile(edited(tmp_path, change))
+    assert profile.training.exit_layer("free", 12) == profile.results.min_layer == 11
+
+
+def test_layers_of_a_ready_model_are_not_known_beforehand(tmp_path):
+    content = yaml.safe_load((ROOT / "notebooks/profiles/paper.yaml").read_text())
+    content["name"] = "mine"
+    content["training"]["backbones"]["free"]["exit_layer"] = 23
+    assert Profile.model_validate(content).training.exit_layer("free", 24) == 23
+    content["ablations"] = {"layers": 4, "runs": {"recipe": {"stages": [{"examples": {"pairs": 5}}]}}}
+    content["ablations"]["runs"]["recipe"]["stages"][0]["learning_rate"] = 0.02
+    with pytest.raises(ValueError, match="ablations: they begin with random weights, and there is no shape"):
+        Profile.model_validate(content)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "missing.yml", "./some/where/small.yaml"])
+def test_a_file_that_is_not_there_is_named_and_no_unknown_profile(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for given in (name, Path(name)):
+        with pytest.raises(MeeError, match=r"does not exist: give the file of a profile, or .*, small\.$"):
+            load_profile(given)
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(MeeError, match=r"folder\.yaml is a folder: give the file of a profile"):
+        load_profile("folder.yaml")
+
+
+def test_a_file_with_another_ending_is_no_unknown_profile(tmp_path):
+    path = edited(tmp_path, lambda c: None).rename(tmp_path / "p.txt")
+    with pytest.raises(MeeError, match=r"p\.txt is no YAML file: .* ends in \.yaml or \.yml"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize("name", ["../profiles/small", "", None, "."])
 def test_a_profile_is_found_by_name_and_not_by_path(name):
     with pytest.raises(MeeError, match=f'Unknown profile "{name}": .*(Valid:|valid are) paper'):
         load_profile(name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Annotated, Literal
 
 import pydantic
 import yaml
-from pydantic import BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
 
-from ..common.errors import MeeError, check_choice, nearest, one_line
+from ..common.errors import LARGEST_SEED, MeeError, check_choice, nearest, one_line
 from ..common.files import ROOT
 from ..tasks import TASKS
 from ..tasks.loading import checked_languages
@@ -34,10 +35,23 @@ READY = "[ready]"
 READY_BY_TASK = "[ready by task]"
 TRAINED = "[trained]"
 KINDS_OF_MODELS = (READY, READY_BY_TASK, TRAINED)
+LAYER_PARAMETERS = ("layer", "expert_layer")  # parameters of notebooks that name a layer to look at
+
+
+def _checked_device(device: str) -> str:
+    """A device as torch names it, or "auto"; whether it is there is seen when a model is loaded."""
+    if not re.fullmatch("auto|cpu|(cuda|mps|xpu)(:[0-9]+)?", device):
+        known = "auto (a GPU if there is one), cpu, cuda, cuda:1 and so on, mps or xpu"
+        raise ValueError(f'"{device}" is no device: give {known}')
+    return device
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
 Share = Annotated[float, Field(gt=0, lt=1)]
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Reason = Annotated[str, Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Device = Annotated[str, AfterValidator(_checked_device)]
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -191,7 +205,7 @@ class Training(Strict):
     """How the models are made: from scratch (`shape` and stages of `base`), or from a ready checkpoint."""
 
     shape: ShapeSettings | None = None
-    seed: int
+    seed: Seed
     max_source: PositiveInt
     max_target: PositiveInt
     tokens_per_batch: PositiveInt = 2500
@@ -209,6 +223,9 @@ class Training(Strict):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
         for name in {"pretrained", "base"} & {*self.backbones, *self.compared}:
             raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
+        for name in self.compared:
+            if name in self.backbones:
+                raise ValueError(f'compared: "{name}" is one of the backbones; give it another name')
         return self
 
     @model_validator(mode="after")
@@ -326,12 +343,20 @@ class ResultSettings(Strict):
     risk_deltas: Annotated[list[Share], Field(min_length=1)] = [0.02, 0.05, 0.1]
     eps: Share = 0.05
 
+    @model_validator(mode="after")
+    def _only_fewer_entries(self) -> ResultSettings:
+        """Decaying pruning begins with `first_k` entries and ends with `least_k`."""
+        if self.least_k > self.first_k:
+            sizes = f"least_k={self.least_k} is more than first_k={self.first_k}"
+            raise ValueError(f"{sizes}: entries can only become fewer")
+        return self
+
 
 class Profile(Strict):
     """A whole profile. `notebooks` gives parameters that differ from a notebook's own defaults."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
-    device: str
+    device: Device
     dtype: Literal["float64", "float32", "bfloat16"]
     corpora: Annotated[dict[TaskName, Corpus], Field(min_length=1)]
     extra: dict[Name, Extra] = {}  # for pre-training
@@ -369,6 +394,44 @@ class Profile(Strict):
             if layers >= full:
                 raise ValueError(f"rivals.decoder_layers: {layers} is not below the {full} of the shape")
         return self
+
+    @model_validator(mode="after")
+    def _layers_of_the_shape(self) -> Profile:
+        """Where the depth is known, no setting names a layer that is not there, or leaves none to exit at."""
+        if self.training.shape is None:
+            if self.ablations:
+                raise ValueError(
+                    "ablations: they begin with random weights, and there is no shape; leave them out"
+                )
+            return self
+        depth = self.training.shape.num_decoder_layers
+        for key, layer in self._exit_layers().items():
+            _check_layer(key, layer, depth - 1, depth)
+        for key, layer in self._other_layers().items():
+            _check_layer(key, layer, depth, depth)
+        return self
+
+    def _exit_layers(self) -> dict[str, object]:
+        """The layers at which tokens are to exit, by key; None where nothing is said."""
+        layers: dict[str, object] = {}
+        for part in ("backbones", "compared"):
+            for name, recipe in getattr(self.training, part).items():
+                layers[f"training.{part}.{name}.exit_layer"] = getattr(recipe, "exit_layer", None)
+        if "min_layer" in self.results.model_fields_set:  # a model that is only trained needs none that fits
+            layers["results.min_layer"] = self.results.min_layer
+        for notebook, parameters in self.notebooks.items():
+            layers[f"notebooks.{notebook}.min_layer"] = parameters.get("min_layer")
+        return layers
+
+    def _other_layers(self) -> dict[str, object]:
+        """The layers that are looked at or counted, by key; None where nothing is said."""
+        layers: dict[str, object] = {}
+        if self.ablations:
+            layers["ablations.layers"] = self.ablations.layers
+        for notebook, parameters in self.notebooks.items():
+            for name in LAYER_PARAMETERS:
+                layers[f"notebooks.{notebook}.{name}"] = parameters.get(name)
+        return layers
 
     @model_validator(mode="after")
     def _known_models_and_notebooks(self) -> Profile:
@@ -470,6 +533,12 @@ def _check_examples(key: str, stages: Iterable[Stage], valid: list[str]) -> None
                 raise ValueError(f'{key}: there are no examples of "{name}": {nearest(name, valid)}')
 
 
+def _check_layer(key: str, layer: object, deepest: int, depth: int) -> None:
+    """Refuses a layer above the `deepest` that will do; what is no number is refused elsewhere."""
+    if isinstance(layer, int) and layer > deepest:
+        raise ValueError(f"{key}: {layer} is too deep for the {depth} layers of the shape; at most {deepest}")
+
+
 def profile_names() -> list[str]:
     """The profiles that come with the repository."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -492,9 +561,19 @@ def profile_name(profile: str | Path) -> str:
 
 def profile_path(name: str | Path) -> Path:
     """The file of a profile that is given by name or as a file."""
-    if is_file_name(name) and Path(name).is_file():
-        return Path(name)
+    if is_file_name(name):
+        return _profile_file(Path(name))
+    if str(name) not in profile_names() and Path(str(name)).is_file():
+        raise MeeError(f"{name} is no YAML file: the file of a profile ends in {' or '.join(ENDINGS)}.")
     return FOLDER / f"{check_choice('profile', name, profile_names())}.yaml"
+
+
+def _profile_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    found = "is a folder" if path.is_dir() else "does not exist"
+    named = f"or one of the profiles {', '.join(profile_names())}"
+    raise MeeError(f"{path} {found}: give the file of a profile, {named}.")
 
 
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
