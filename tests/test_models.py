@@ -139,6 +139,35 @@ DAMAGE = {
     "infinity": (lambda f: put_into_a_weight(f, float("-inf")), "SelfAttention.q.weight holds NaN or inf"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json of .* cannot be read"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json of .* cannot be read"),
+    "config is a number": (lambda f: (f / "config.json").write_text("5"), "config.json of .* cannot be read"),
+    "broken generation config": (
+        lambda f: (f / "generation_config.json").write_text('{"repetition_penalty": 5.0,'),
+        "The generation_config.json of .* cannot be read .*; copy the checkpoint again",
+    ),
+    "empty generation config": (
+        lambda f: (f / "generation_config.json").write_text(""),
+        "The generation_config.json of .* cannot be read",
+    ),
+    "generation config is a list": (
+        lambda f: (f / "generation_config.json").write_text("[]"),
+        "The generation_config.json of .* cannot be read",
+    ),
+    "broken tokenizer config": (
+        lambda f: (f / "tokenizer_config.json").write_text("{"),
+        "The tokenizer_config.json of .* cannot be read",
+    ),
+    "tokenizer config is a list": (
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        "The tokenizer_config.json of .* cannot be read .it holds no settings by name",
+    ),
+    "tokenizer config is a number": (
+        lambda f: (f / "tokenizer_config.json").write_text("5"),
+        "The tokenizer_config.json of .* cannot be read .it holds no settings by name",
+    ),
+    "broken tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text("{"),
+        "The tokenizer of .* cannot be read",
+    ),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json of .* cannot be read"),
     "no tokenizer": (
         lambda f: [(f / n).unlink() for n in ("tokenizer.json", "tokenizer_config.json")],
@@ -167,6 +196,23 @@ def test_a_damaged_or_foreign_checkpoint_is_one_clear_line(saved, damage, messag
     text = str(error.value)
     assert "\n" not in text
     assert "MeeError" not in text and "network" not in text, "an error in an error, advice on the hub"
+
+
+def test_a_checkpoint_without_a_generation_config_is_fine(saved):
+    (saved / "generation_config.json").unlink()
+    assert load_model(saved).layers == 4
+
+
+def test_a_damaged_generation_config_is_refused_for_traces_too(saved):
+    """Before, a model was traced with the defaults in its place."""
+    from transformers import GPT2Config
+
+    from mee_utils import load_any_model
+
+    GPT2Config(vocab_size=700, n_embd=8, n_layer=2, n_head=2).save_pretrained(saved)
+    (saved / "generation_config.json").write_text("{")
+    with pytest.raises(MeeError, match=r"The generation_config.json of .* cannot be read"):
+        load_any_model(saved)
 
 
 def test_a_file_or_a_folder_of_checkpoints_leads_to_the_checkpoint(saved):
@@ -392,6 +438,7 @@ def test_the_tokenizer_of_another_model_is_refused(saved, tokenizer):
         (None, {"device": "cuda:99"}, "is not available here"),
         (None, {"device": "gpu"}, "is not available here"),
         (None, {"device": None}, "is not available here"),
+        (None, {"device": "meta"}, "is not available here"),
         (None, {"dtype": "float23"}, "is not supported: use one of float64"),
         (None, {"dtype": "int8"}, "is not supported: use one of float64"),
         (None, {"dtype": torch.float8_e4m3fn}, "is not supported: use one of float64"),

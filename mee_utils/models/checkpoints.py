@@ -18,6 +18,8 @@ from ..common.sources import find_local, is_hub_id
 FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 T = TypeVar("T")
 WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
@@ -44,6 +46,7 @@ def read_checkpoint(
         raise MeeError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
     _check_revision(path, revision)
     config = checkpoint_config(where, revision, families)
+    _check_generation_config(where, revision)
     network = _read("weights", where, lambda: _load_network(where, revision, config, precision))
     if tokenizer is None:
         tokenizer = load_tokenizer(where, revision)
@@ -112,6 +115,20 @@ def checkpoint_config(source: str | Path, revision: str | None, families: Sequen
     return config
 
 
+def _check_generation_config(where: str, revision: str | None) -> None:
+    """Refuses a damaged one, in whose place `transformers` takes its defaults without a word.
+
+    A checkpoint without one is fine.
+    """
+    from transformers import GenerationConfig
+
+    def load() -> None:
+        if _find_file(where, GENERATION_CONFIG, revision):
+            GenerationConfig.from_pretrained(where, revision=revision)
+
+    _read(GENERATION_CONFIG, where, load)
+
+
 def _check_folder(path: Path) -> None:
     """Refuses a file in place of its folder, and a folder that holds no checkpoint itself."""
     if path.is_file():
@@ -134,14 +151,19 @@ def recorded_exit_layer(folder: Path | None) -> int | None:
 
 def _has_file(where: str, name: str, revision: str | None) -> bool:
     """Whether a folder, or a repository on the hub, has a file that is not empty."""
-    path = _file_path(
+    path = _find_file(where, name, revision)
+    return path is not None and Path(path).stat().st_size > 0
+
+
+def _find_file(where: str, name: str, revision: str | None) -> str | None:
+    """As `_file_path`; None also where the hub cannot be asked."""
+    return _file_path(
         where,
         name,
         revision,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return path is not None and Path(path).stat().st_size > 0
 
 
 def _file_path(where: str, name: str, revision: str | None, **options: bool) -> str | None:
@@ -193,10 +215,14 @@ def find_device(device: str) -> torch.device:
     """The device of a name, "auto" being a GPU if there is one; raises `MeeError` if it is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    unavailable = f'device="{device}" is not available here; use "auto" or "cpu".'
     try:
-        return torch.empty(1, device=torch.device(device)).device
+        target = torch.empty(1, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise MeeError(f'device="{device}" is not available here; use "auto" or "cpu".') from error
+        raise MeeError(unavailable) from error
+    if target.type == "meta":  # tensors there have shapes and no numbers
+        raise MeeError(unavailable)
+    return target
 
 
 def _refuse_remote_code(where: str, revision: str | None) -> None:
@@ -205,8 +231,10 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     config = _read(CONFIG, where, lambda: PreTrainedConfig.get_config_dict(where, revision=revision)[0])
-    tokenizer = _read("tokenizer_config.json", where, lambda: get_tokenizer_config(where, revision=revision))
-    for file, settings in {CONFIG: config, "tokenizer_config.json": tokenizer}.items():
+    tokenizer = _read(TOKENIZER_CONFIG, where, lambda: get_tokenizer_config(where, revision=revision))
+    for file, settings in {CONFIG: config, TOKENIZER_CONFIG: tokenizer}.items():
+        if not isinstance(settings, dict):
+            raise _unreadable(file, where, "it holds no settings by name")
         if "auto_map" in settings:
             raise MeeError(
                 f"{file} of {where} asks to run code of its own (auto_map), which is never done here: use a "

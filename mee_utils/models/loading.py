@@ -120,8 +120,8 @@ def load_model(
         name: what figures call the model; the last part of `source` by default.
         tokenizer: a folder, a hub id or a loaded tokenizer, for a checkpoint that comes without one.
 
-    Raises `MeeError` if the folder or device is missing, for another family, weights that are damaged or do
-    not fit the config, a checkpoint with code of its own, an unreachable hub.
+    Raises `MeeError` if the folder or device is missing, for another family, weights or settings that are
+    damaged, weights that do not fit the config, a checkpoint with code of its own, an unreachable hub.
     """
     network, tokenizer = read_checkpoint(source, revision, dtype, device, FAMILIES, tokenizer)
     if tokenizer.pad_token_id is None:
