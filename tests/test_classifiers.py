@@ -189,6 +189,39 @@ def test_a_stored_classifier_is_the_same_and_is_refused_for_other_weights(traced
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"classifier": None}, "classifier=None: give the first of the two that train_classifier returns"),
+        ({"classifier": ("classifier", [])}, "give the first of the two that train_classifier returns"),
+        ({"path": None}, "path=None: give the path of a file, such as classifier.safetensors"),
+        ({"path": "."}, "is a folder: give a file in it"),
+        ({"fingerprint": None}, "fingerprint=None: give model.fingerprint"),
+        ({"curve": {1, 2}}, "metadata: .*set.*; give what JSON holds"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_stored_is_one_clear_line(tmp_path, wrong, message):
+    right = {"classifier": untrained("linear_classifier"), "path": tmp_path / "c", "fingerprint": "0"}
+    with pytest.raises(MeeError, match=message) as caught:
+        save_classifier(**right | wrong)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_a_classifier_is_read_from_a_file_for_a_model(traced, tmp_path):
+    """Before, the name of a model, its network or no path at all ended in a traceback."""
+    model, _ = traced
+    path = save_classifier(untrained("linear_classifier"), tmp_path / "c.safetensors", model.fingerprint)
+    for given in ("t5", None, model.network):
+        with pytest.raises(MeeError, match=r"model=.*: give what load_model returns") as caught:
+            load_classifier(path, given)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(MeeError, match="path=None: give the path of a file"):
+        load_classifier(None, model)
+    with pytest.raises(MeeError, match="is a folder: give a file in it"):
+        load_classifier(tmp_path, model)
+
+
 def test_a_classifier_in_memory_is_refused_on_another_model(traced, learnable, tokenizer):
     model, found = traced[0], learnable[1]
     trained, _ = train_classifier(

@@ -11,6 +11,7 @@ from mee_utils import (
     draw_predictions,
     draw_reliability,
     draw_settled,
+    trace,
 )
 from mee_utils.exits.measures import find_measure
 
@@ -68,10 +69,26 @@ def test_figures_need_traces(draw, traces):
         draw(traces)
 
 
-@pytest.mark.parametrize("percentiles", [(150,), (-1,), (10, 101), (float("nan"),)])
+@pytest.mark.parametrize(
+    "percentiles", [(150,), (-1,), (10, 101), (float("nan"),), "50", ("50",), 50, None, (), (True,)]
+)
 def test_percentiles_are_from_0_to_100(percentiles):
     with pytest.raises(MeeError, match=r"percentiles=.*0 to 100"):
         draw_predictions(None, None, percentiles)
+
+
+@pytest.mark.parametrize("task", [None, "translation", ["a text"]], ids=repr)
+def test_a_front_needs_a_task(task):
+    """Before, the model was looked at first, and a list of texts ended in an AttributeError."""
+    with pytest.raises(MeeError, match=r"task=.*: give a Task, from load_task; its references score outputs"):
+        draw_front(None, task, {"margin": POLICY})
+
+
+@pytest.mark.parametrize("layers", [[], [0], [5], [2.5], ["2"], [True], "2", 2], ids=repr)
+def test_reliability_is_drawn_at_layers_that_there_are(t5, layers):
+    traced = trace(t5, ["four"], max_new_tokens=2)
+    with pytest.raises(MeeError, match=r"layers=.*: give a list of layers; the model has layers 1 to 4"):
+        draw_reliability(traced, layers=layers)
 
 
 @pytest.mark.parametrize("bins", [0, -1, 2.5, "10"])

@@ -130,6 +130,12 @@ def test_the_views_follow_the_slider(explorer, level):
 
 
 def test_the_page_asks_nobody_and_escapes_what_it_is_given(explorer, tmp_path):
+    for path, message in (
+        (None, "path=None: give the path of a file"),
+        (tmp_path, "is a folder: give a file"),
+    ):
+        with pytest.raises(MeeError, match=message):
+            explorer.save(path)
     html = explorer.save(tmp_path / "new" / "page.html").read_text(encoding="utf-8")
     assert javascript_bundle() in html and not list(tmp_path.glob("**/*.partial*"))
     own = html.replace(javascript_bundle(), "")

@@ -192,14 +192,34 @@ def test_vanilla_gives_no_layer_but_the_last_a_loss_of_its_own():
         ({"name": "calme"}, 'Unknown objective "calme": did you mean "calm"'),
         ({"name": "free", "kd_map": "first"}, "Unknown KD map"),
         ({"name": "calm", "intermediate": "two"}, "Unknown intermediate"),
+        ({"name": "free", "exit_layer": 0}, "exit_layer=0: give a whole number from 1 on"),
+        ({"name": "free", "exit_layer": 2.5}, "exit_layer=2.5: give a whole number"),
+        ({"name": "free", "exit_layer": "4"}, "exit_layer='4': give a whole number"),
+        ({"name": "free", "exit_layer": True}, "exit_layer=True: give a whole number"),
     ],
 )
-def test_unknown_names_are_refused(arguments, message):
+def test_unknown_names_and_impossible_layers_are_refused(arguments, message):
     with pytest.raises(MeeError, match=message):
         Objective(**arguments)
 
 
-@pytest.mark.parametrize("exit_layer", [0, 12, 13])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("calm", 12), "objective='calm': give an Objective, such as Objective"),
+        ((Objective("calm"), 0), "layers=0: give a whole number from 1 on"),
+        ((Objective("calm"), "12"), "layers='12': give a whole number"),
+        ((Objective("alternating"), 12, -1), "step=-1: give a whole number from 0 on"),
+        ((Objective("alternating"), 12, 0.5), "step=0.5: give a whole number"),
+    ],
+)
+def test_weights_are_of_an_objective_and_of_layers_that_there_are(arguments, message):
+    """Before, a name was an AttributeError, and no layers were no weights without a word."""
+    with pytest.raises(MeeError, match=message):
+        layer_weights(*arguments)
+
+
+@pytest.mark.parametrize("exit_layer", [12, 13])
 def test_free_must_exit_below_the_last_layer(exit_layer):
     with pytest.raises(MeeError, match="from 1 to 11"):
         layer_weights(Objective("free", exit_layer=exit_layer), 12)

@@ -207,3 +207,19 @@ def test_every_rule_of_the_survey_is_on_the_bench():
     assert all(RULES[name].source for name in (*IDEAS, "bandit"))
     bugs = {name: rule.bug for name, rule in RULES.items() if rule.bug}
     assert bugs and set(bugs) <= set(IDEAS) and set(bugs.values()) <= set(BUGS)
+
+
+def test_outputs_that_become_texts_are_lists_of_ids(t5):
+    assert len(detokenize(t5, [[5, 6, 1], (7, 1), [8]])) == 3
+    for outputs, message in (
+        (5, "outputs=5: give a list of lists of token ids"),
+        ([5, 6], "Output 0 is 5: give a list of token ids for each output"),
+        (["ab"], "Output 0 is 'ab': give"),
+        ([[5], None], "Output 1 is None: give"),
+        ([np.ones((2, 2), int)], "Output 0 is .*: give"),
+    ):
+        with pytest.raises(MeeError, match=message) as caught:
+            detokenize(t5, outputs)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(MeeError, match="model=None: give what load_model returns"):
+        detokenize(None, [[5]])

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..common.errors import MeeError, check_whole, shown
 from ..common.extras import needs_extra
-from ..common.files import PACKAGE, complete_file, read_yaml
+from ..common.files import PACKAGE, check_file, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
 from ..decoding.token import on_host
@@ -98,10 +98,11 @@ class Explorer:
         return page.substitute(library=javascript_bundle(), spec=spec)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the page: one file that uses no network."""
+        """Writes the page: one file that uses no network. `MeeError` where it cannot be written."""
+        path = check_file("path", path, "explorer.html")
         with complete_file(path) as partial:
             partial.write_text(self.html, encoding="utf-8")
-        return Path(path)
+        return path
 
     def __repr__(self) -> str:
         return f"Explorer({len(self.runs)} runs; JupyterLab shows them, save(path) writes a page)"

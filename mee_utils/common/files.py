@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from .errors import MeeError, one_line
+from .errors import MeeError, one_line, shown
 
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
@@ -30,6 +30,15 @@ def read_json(path: Path):
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise MeeError(f"{path} is no JSON ({one_line(error)}): restore it from version control.") from error
+
+
+def check_file(name: str, path: object, example: str) -> Path:
+    """The path of a file that may be there or not; an error for a folder, or what is no path at all."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise MeeError(f"{name}={shown(path)}: give the path of a file, such as {example}.")
+    if Path(path).is_dir():
+        raise MeeError(f"{path} is a folder: give a file in it, such as {example}.")
+    return Path(path)
 
 
 @contextmanager

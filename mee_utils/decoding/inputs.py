@@ -1,7 +1,7 @@
 """Texts into decoding and out of it: checks, batches, encoder states that are kept, detokenization."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -184,8 +184,19 @@ def cut_at_end(ids: list[int], ends: Collection[int]) -> list[int]:
 
 
 def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of output ids, without special tokens."""
-    return model.tokenizer.batch_decode([list(ids) for ids in outputs], skip_special_tokens=True)
+    """Texts of output ids, without special tokens. Raises `MeeError` unless each output is a list of ids."""
+    if getattr(model, "tokenizer", None) is None:
+        raise MeeError(f"model={shown(model)}: give what load_model returns, which has a tokenizer.")
+    if not isinstance(outputs, Iterable):
+        raise MeeError(f"outputs={shown(outputs)}: give a list of lists of token ids.")
+    listed = [_listed_ids(number, ids) for number, ids in enumerate(outputs)]
+    return model.tokenizer.batch_decode(listed, skip_special_tokens=True)
+
+
+def _listed_ids(number: int, ids: object) -> list[int]:
+    if isinstance(ids, str) or not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
+        raise MeeError(f"Output {number} is {shown(ids)}: give a list of token ids for each output.")
+    return list(ids)
 
 
 class EncoderCache:

@@ -25,8 +25,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError, check_choice, check_seed, check_whole
-from ..common.files import complete_file
+from ..common.errors import MeeError, check_choice, check_seed, check_whole, one_line, shown
+from ..common.files import check_file, complete_file
+from ..models.loading import Model
 from .classifier_kinds import (
     Ensemble,
     ExitClassifier,
@@ -40,6 +41,7 @@ from .classifier_kinds import (
 from .history_classifier import HistoryClassifier
 
 FORMAT = "mee_utils.classifier.1"
+FILE = "classifier.safetensors"  # an example of a name
 CLASSES: dict[str, type[ExitClassifier]] = {
     "linear_classifier": ExitClassifier,
     "hidden_classifier": ExitClassifier,
@@ -116,25 +118,38 @@ def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: s
         metadata: JSON values that are stored with it.
 
     Raises:
-        MeeError: the file cannot be written.
+        MeeError: something that is no classifier, no fingerprint or no JSON; the file cannot be written.
     """
     from safetensors.torch import save_file
 
+    path = check_file("path", path, FILE)
+    if not isinstance(classifier, ExitClassifier):
+        advice = "give the first of the two that train_classifier returns"
+        raise MeeError(f"classifier={shown(classifier)}: {advice}.")
+    if not isinstance(fingerprint, str):
+        raise MeeError(f"fingerprint={shown(fingerprint)}: give model.fingerprint.")
+    try:
+        about = json.dumps(metadata)
+    except (TypeError, ValueError) as error:
+        raise MeeError(f"metadata: {one_line(error)}; give what JSON holds.") from error
     header = {
         "format": FORMAT,
         "model": fingerprint,
         "settings": json.dumps(classifier.settings),
-        "about": json.dumps(metadata),
+        "about": about,
     }
     weights = {name: weight.float().contiguous() for name, weight in classifier.state_dict().items()}
     with complete_file(path) as partial:
         save_file(weights, partial, header)
-    return Path(path)
+    return path
 
 
 def load_classifier(path: str | Path, model) -> ExitClassifier:
     """Reads a classifier for a model. Raises `MeeError` if there is none, or one of other weights."""
-    if not Path(path).exists():
+    path = check_file("path", path, FILE)
+    if not isinstance(model, Model):
+        raise MeeError(f"model={shown(model)}: give what load_model returns.")
+    if not path.exists():
         raise MeeError(f"{path} does not exist: make it with train_classifier and save_classifier.")
     header, weights = _read(path)
     if header.get("format") != FORMAT:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..common.errors import MeeError, check_choice
+from ..common.errors import MeeError, check_choice, check_whole, shown
 from .states import IGNORED, compute_logits
 
 OBJECTIVES = ("vanilla", "calm", "free", "late_weighted", "alternating")
@@ -49,6 +49,8 @@ class Objective:
         check_choice("objective", self.name, OBJECTIVES)
         check_choice("KD map", self.kd_map, KD_MAPS)
         check_choice("intermediate", self.intermediate, ("all", "one"))
+        if self.exit_layer is not None:
+            check_whole("exit_layer", self.exit_layer)
 
     def shallow(self, layers: int) -> int:
         """FREE's exit point for a decoder of this many layers; a `MeeError` if it is not below the last."""
@@ -65,7 +67,14 @@ def layer_weights(objective: Objective, layers: int, step: int | None = None) ->
     [0.16666666666666666, 0.3333333333333333, 0.5]
     >>> [layer_weights(Objective("alternating"), 2, step) for step in (0, 1, None)]
     [[0.0, 1.0], [0.5, 0.5], [0.25, 0.75]]
+
+    Raises `MeeError` for what is no objective, and numbers that count no layers or steps.
     """
+    if not isinstance(objective, Objective):
+        raise MeeError(f'objective={shown(objective)}: give an Objective, such as Objective("calm").')
+    check_whole("layers", layers)
+    if step is not None:
+        check_whole("step", step, 0)
     if objective.name == "alternating":
         last_only = [0.0] * (layers - 1) + [1.0]
         all_equal = [1 / layers] * layers

@@ -7,14 +7,16 @@ the functions that end in `_figure`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 
 import pandas as pd
 
 from ..analysis import monotonicity
 from ..analysis.comparison import comparison
 from ..analysis.decisions import candidates
-from ..common.errors import MeeError, check_whole
+from ..common.errors import MeeError, check_whole, is_number
 from ..exits.policy import ExitPolicy
+from ..tasks.loading import Task
 from ..traces.replay import replay_policy
 from ..traces.trace import Trace
 from ..traces.tracing import trace
@@ -85,9 +87,7 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
         model: has the tokenizer.
         percentiles: which tokens, in the order of the layer from which the first trace's prediction is final.
     """
-    for percent in percentiles:
-        if not 0 <= percent <= 100:
-            raise MeeError(f"percentiles={percentiles!r}: give numbers from 0 to 100.")
+    _check_percentiles(percentiles)
     if getattr(model, "tokenizer", None) is None:
         raise MeeError(f"model={_short(model)}: give the model of the traces, which has their tokenizer.")
     token_text = monotonicity.token_text(model.tokenizer)
@@ -101,6 +101,12 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
         return pd.concat(tables)
 
     return _draw(predictions_figure, _table(grids, traces), row="percentile", sharey=False)
+
+
+def _check_percentiles(percentiles: object) -> None:
+    listed = list(percentiles) if isinstance(percentiles, Iterable) else []
+    if not listed or not all(is_number(percent) and 0 <= percent <= 100 for percent in listed):
+        raise MeeError(f"percentiles={_short(percentiles)}: give a list of numbers from 0 to 100.")
 
 
 def predictions_figure(table: pd.DataFrame, **options):
@@ -155,6 +161,8 @@ def draw_front(model, task, policies: Mapping[str, ExitPolicy], thresholds: int 
     """
     check_whole("thresholds", thresholds, 2)
     _check_policies(policies)
+    if not isinstance(task, Task):
+        raise MeeError(f"task={_short(task)}: give a Task, from load_task; its references score outputs.")
     longest = settings.setdefault("max_new_tokens", 64)
     full_depth = trace(model, task.inputs, max_new_tokens=longest)
     tried = {}
@@ -200,10 +208,13 @@ def _listed(traces: Trace | Iterable[Trace]) -> list[Trace]:
 
 
 def _checked_layers(layers: Sequence[int] | None, depth: int) -> list[int]:
-    for layer in layers or ():
-        if not 1 <= layer <= depth:
-            raise MeeError(f"layers={layers!r}: the model has layers 1 to {depth}.")
-    return list(layers or ())
+    if layers is None:
+        return []
+    listed = list(layers) if isinstance(layers, Iterable) else []
+    whole = all(isinstance(layer, Integral) and not isinstance(layer, bool) for layer in listed)
+    if not listed or not whole or not all(1 <= layer <= depth for layer in listed):
+        raise MeeError(f"layers={_short(layers)}: give a list of layers; the model has layers 1 to {depth}.")
+    return listed
 
 
 def _thirds(depth: int) -> list[int]:

@@ -7,7 +7,6 @@ file beside it.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..common.errors import MeeError, check_whole
-from ..common.files import complete_file
+from ..common.files import check_file, complete_file
 from ..common.html import shaded, table
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
@@ -243,12 +242,3 @@ def _load_states(path: Path, tokens: int) -> np.ndarray:
     if len(states) != tokens:
         raise MeeError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
     return states
-
-
-def check_file(name: str, path: object, example: str) -> Path:
-    """The path of a file that may be there or not; an error for a folder, or what is no path at all."""
-    if not isinstance(path, str | os.PathLike) or not str(path):
-        raise MeeError(f"{name}={path!r:.60}: give the path of a file, such as {example}.")
-    if Path(path).is_dir():
-        raise MeeError(f"{path} is a folder: give a file in it, such as {example}.")
-    return Path(path)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole
-from ..common.files import complete_file
+from ..common.files import check_file, complete_file
 from ..decoding.inputs import batches_by_length, check_evaluation, check_inputs, input_ids
 from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
@@ -27,7 +27,7 @@ from ..models.loading import Model
 from ..models.states import readout, teacher_forced
 from .any_passes import AnyPasses
 from .t5_passes import T5Passes, fed_ids, padded_ids
-from .trace import Trace, check_file
+from .trace import Trace
 
 LOGITS_AT_ONCE = 8_000_000  # elements of `[token, layer, vocabulary]` that are in memory at a time
 
