@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from .common.errors import MeeError, one_line
+from .common.errors import MeeError, check_choice, one_line
 from .common.files import ROOT
 from .study import jobs, pipeline
 from .study.pins import how_to_pin
@@ -162,10 +162,24 @@ def job(options) -> str:
     if work.kind == "model":
         return _train_model(profile, work.model)
     if work.kind == "tables":
+        if not options.name:
+            raise MeeError("job tables: give --name measured or --name retrained.")
         return _store_tables(profile, options.name)
     if work.kind == "trace":
+        check_choice("model", work.model, profile.training.models)
         return _trace(profile, work.model)
+    _check_job(profile, work)
     return _make(profile, work, options.force)
+
+
+def _check_job(profile: Profile, work: jobs.Job) -> None:
+    """Refuses a job that is none of the profile's, before anything of it is looked up."""
+    if work in (*jobs.classifier_sets(profile), *jobs.measurements(profile), *jobs.retrainings(profile)):
+        return
+    given = f"{work.kind} of model {work.model}, task {work.task}, seed {work.seed}"
+    models = ", ".join(profile.training.models)
+    tasks = ", ".join([*profile.corpora, jobs.ALL])
+    raise MeeError(f"Profile {profile.name} has no job {given}: its models are {models}, its tasks {tasks}.")
 
 
 def _train_model(profile: Profile, model: str) -> str:

@@ -512,6 +512,17 @@ def test_committed_results_are_those_of_their_manifest(path):
             "Parameters: max_new_tokens: Input should be greater than or equal to 8",
         ),
         (["train", "--model", "clam"], 'error: Unknown model "clam": did you mean "calm"'),
+        (["job", "trace", "--model", "clam"], 'error: Unknown model "clam": did you mean "calm"'),
+        (["job", "tables"], "error: job tables: give --name measured or --name retrained"),
+        (
+            ["job", "settings", "--model", "calm", "--task", "translating"],
+            "Profile small has no job settings of model calm, task translating, seed 0: its models are",
+        ),
+        (["job", "classifiers", "--model", "clam"], "Profile small has no job classifiers of model clam"),
+        (
+            ["job", "seeds", "--model", "calm", "--seed", str(2**70)],
+            f"Profile small has no job seeds of model calm, task all, seed {2**70}: its models are",
+        ),
     ],
 )
 def test_the_command_line_says_it_in_one_line(capsys, arguments, message):
