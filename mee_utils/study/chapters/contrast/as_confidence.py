@@ -60,21 +60,19 @@ def ranking_conclusion(ranks: pd.DataFrame) -> str:
     areas = mean_areas(ranks).groupby("model", sort=False).mean()
     if areas.empty:
         return f"{ranking_message(ranks)} (at least {LEAST_TO_RANK} that are final and as many that are not)."
-    contrast = areas[list(CONTRASTS)].max(axis=1)
-    ahead = areas.index[contrast > areas[MARGIN]]
-    answer = "Yes" if len(ahead) == len(areas) else f"Only with {listed(map(figures.label, ahead))}"
-    of_plain = " for the plain margin"
-    of_better = " for the better contrast"
+    better = areas[list(CONTRASTS)].max(axis=1)
+    ahead = areas.index[better > areas[MARGIN]]
+    answer = "No"
+    if len(ahead):
+        answer = "Yes" if len(ahead) == len(areas) else f"Only with {listed(map(figures.label, ahead))}"
     texts = []
     for model in areas.index:
-        plain = f"{areas[MARGIN][model]:.3f}{'' if texts else of_plain}"
-        texts.append(
-            f"{plain} and {contrast[model]:.3f}{'' if texts else of_better} with {figures.label(model)}"
-        )
-    return (
-        f"{answer if len(ahead) else 'No'}: the mean area over layers and tasks is {', '.join(texts)}."
-        f"{_left_out(ranks)}"
-    )
+        of_plain = "" if texts else " for the plain margin"
+        of_better = "" if texts else " for the better contrast"
+        both = f"{areas[MARGIN][model]:.3f}{of_plain} and {better[model]:.3f}{of_better}"
+        texts.append(f"{both} with {figures.label(model)}")
+    means = f"the mean area over layers and tasks is {', '.join(texts)}"
+    return f"{answer}: {means}.{_left_out(ranks)}"
 
 
 def _left_out(ranks: pd.DataFrame) -> str:
@@ -98,7 +96,8 @@ def _left_out(ranks: pd.DataFrame) -> str:
 
 def equal_quality_figure(equal: pd.DataFrame, share: float = 0.98, note: str = ""):
     """FLOPs of the margin and of both contrasts at one share of predictions kept, all entries or a few."""
-    rows = equal[(equal.wanted == share) & equal.rule.isin([*PRUNED_FORMS, *PRUNED_FORMS.values()])]
+    drawn_rules = [*PRUNED_FORMS, *PRUNED_FORMS.values()]
+    rows = equal[(equal.wanted == share) & equal.rule.isin(drawn_rules)]
     return figures.facets(
         rows,
         _draw_equal_quality,
@@ -132,10 +131,10 @@ def _draw_equal_quality(axis, rows: pd.DataFrame) -> None:
 def equal_quality_message(equal: pd.DataFrame, share: float = 0.98) -> str:
     """What the margin and both contrasts cost at one share of predictions kept."""
     mean = equal[equal.wanted == share].groupby("rule").flops_share.mean()
-    weighted, jsd = (mean[rule] for rule in CONTRASTS)
     return (
         f"With {share:.0%} of the predictions kept, the plain margin takes {mean[MARGIN]:.0%} of the FLOPs, "
-        f"weighted contrast {weighted:.0%} and JSD contrast {jsd:.0%} (means over tasks, all entries scored)"
+        f"weighted contrast {mean['weighted']:.0%} and JSD contrast {mean['jsd']:.0%} (means over tasks, all "
+        "entries scored)"
     )
 
 

@@ -32,13 +32,14 @@ def decoder_message(decoded: pd.DataFrame) -> str:
     rows = _scored(decoded)
     if rows.empty:
         return ""
+    raised = (rows.low > 1).sum()
     lowered = []
     for alpha, part in rows.groupby("alpha"):
-        lowered.append(f"in {(part.high < 1).sum() or 'none'} of {len(part)} at alpha = {alpha}")
+        number = (part.high < 1).sum()
+        lowered.append(f"in {number or 'none'} of {len(part)} at alpha = {alpha}")
     return (
-        f"As a decoder, contrast clearly raises the score in {(rows.low > 1).sum() or 'none'} of "
-        f"{len(rows)} combinations of model, task, contrast and alpha, and clearly lowers it "
-        f"{listed(lowered)}"
+        f"As a decoder, contrast clearly raises the score in {raised or 'none'} of {len(rows)} combinations "
+        f"of model, task, contrast and alpha, and clearly lowers it {listed(lowered)}"
     )
 
 
@@ -85,7 +86,8 @@ def _levels(verdicts: pd.DataFrame) -> pd.Series:
     """
     last = verdicts.groupby(["task", "rule"]).threshold.transform("max")
     low, high = LEVELS
-    return (verdicts.threshold == last).map({True: high, False: low})
+    for_the_most = verdicts.threshold == last
+    return for_the_most.map({True: high, False: low})
 
 
 def _draw_gains(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
@@ -95,8 +97,8 @@ def _draw_gains(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
         whiskers = [(part.gain - part.low).clip(lower=0), (part.high - part.gain).clip(lower=0)]
         name = f"threshold that keeps {level}% of the predictions"
         colour = figures.STYLES["weighted"].colour
-        looks = look | {"color": colour, "elinewidth": 1, "label": name}
-        axis.errorbar(part.gain, part.height + shift, xerr=whiskers, **looks)
+        of_level = look | {"color": colour, "elinewidth": 1, "label": name}
+        axis.errorbar(part.gain, part.height + shift, xerr=whiskers, **of_level)
     axis.set_yticks(range(len(names)), names, fontsize=9)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)

@@ -33,9 +33,6 @@ def long_conclusion(long_costs: pd.DataFrame) -> str:
 
 def lengths_figure(grown: pd.DataFrame):
     """FLOPs if all layers decide, by the length of the source: a panel a shape of model."""
-    large = (
-        grown[(grown["shape"] == "t5-large") & (grown.rule == MARGIN)].set_index("source_tokens").flops_share
-    )
     figure = figures.facets(
         grown.replace({"shape": figures.SIZES}),
         figures.lines,
@@ -44,10 +41,17 @@ def lengths_figure(grown: pd.DataFrame):
         y="flops_share",
         xlabel="tokens of the source",
         ylabel="FLOPs if all layers decide\n(1 = full depth)",
-        message=(
-            f"Deciding over all entries at every layer adds {large.iloc[0] - 1:.0%} to T5-large's FLOPs with "
-            f"{large.index[0]:,} source tokens, and {large.iloc[-1] - 1:.0%} with {large.index[-1]:,}"
-        ),
+        message=lengths_message(grown),
     )
     figure.axes[0].set_xscale("log", base=2)
     return figure
+
+
+def lengths_message(grown: pd.DataFrame) -> str:
+    """What deciding adds to T5-large's FLOPs with the shortest source and with the longest."""
+    of_margin = grown[(grown["shape"] == "t5-large") & (grown.rule == MARGIN)]
+    added = of_margin.set_index("source_tokens").flops_share - 1
+    return (
+        f"Deciding over all entries at every layer adds {added.iloc[0]:.0%} to T5-large's FLOPs with "
+        f"{added.index[0]:,} source tokens, and {added.iloc[-1]:.0%} with {added.index[-1]:,}"
+    )

@@ -145,12 +145,13 @@ def amateur_conclusion(amateurs: pd.DataFrame) -> str:
 
 def plausible_figure(plausible: pd.DataFrame, note: str = ""):
     """How many tokens have one plausible entry, and what that does to the margin."""
-    quantities = {"single": "share of tokens with\none plausible entry", "plain": "mean margin"}
-    last = plausible[plausible.layer == plausible.layer.max()]
-    shares = percent_span(last.single)
-    message = f"At the last layer {shares} of the tokens have one plausible entry: nothing to contrast"
     return figures.facets(
-        plausible, _draw_plausible, quantities=quantities, height=2.5, message=message, note=note
+        plausible,
+        _draw_plausible,
+        quantities={"single": "share of tokens with\none plausible entry", "plain": "mean margin"},
+        height=2.5,
+        message=plausible_message(plausible),
+        note=note,
     )
 
 
@@ -160,6 +161,13 @@ def _draw_plausible(axis, rows: pd.DataFrame, y: str) -> None:
     else:
         figures.column_lines(axis, rows, "layer", list(MARGINS), MARGINS)
     axis.set_ylim(0, 1.03)
+
+
+def plausible_message(plausible: pd.DataFrame) -> str:
+    """How many tokens have one plausible entry at the last layer."""
+    last = plausible[plausible.layer == plausible.layer.max()]
+    shares = percent_span(last.single)
+    return f"At the last layer {shares} of the tokens have one plausible entry: nothing to contrast"
 
 
 def plausible_conclusion(

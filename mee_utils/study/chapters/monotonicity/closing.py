@@ -40,15 +40,15 @@ def decoding_conclusion(exits: pd.DataFrame) -> str:
 
 def summary(stable: pd.DataFrame, strict: pd.DataFrame, per_layer: pd.DataFrame) -> str:
     """The chapter in five sentences at most."""
-    trusted = overconfident(per_layer)
+    overconfidence = overconfident(per_layer)
+    how_far = f": {overconfidence}" if overconfidence else ""
     calm_is_first = (most_monotonic(strict, "never falling") == "calm").all()
     apart = "" if calm_is_first else ": settling early is not the same as being monotonic"
     sentences = [
         _justified(stable),
         "Training decides how early a prediction is final.",
         f"{monotonic_message(strict)}{apart}.",
-        "A rule sees only a confidence, and how far that can be trusted depends on training"
-        f"{f': {trusted}' if trusted else ''}.",
+        f"A rule sees only a confidence, and how far that can be trusted depends on training{how_far}.",
         "All of this except the comparison of replay and decoding is measured at full depth; 05 and 08 show "
         "what exits cost.",
     ]
@@ -58,8 +58,8 @@ def summary(stable: pd.DataFrame, strict: pd.DataFrame, per_layer: pd.DataFrame)
 def _justified(stable: pd.DataFrame) -> str:
     """For how many tokens of CALM and of vanilla an exit after a third of the depth is harmless."""
     layer, shares = final_after_a_third(stable)
-    parts = [
-        f"{numbers} of {figures.label(name)}'s{'' if number else ' tokens'}"
-        for number, (name, numbers) in enumerate(shares.items())
-    ]
+    parts = []
+    for name, share in shares.items():
+        of_what = "" if parts else " tokens"
+        parts.append(f"{share} of {figures.label(name)}'s{of_what}")
     return f"Stopping after layer {layer} would be justified for {listed(parts)}." if parts else ""

@@ -13,12 +13,13 @@ from ..wording import capitalized, percent_span
 LEAST_EXCESS = 0.005  # of confidence over accuracy: what two digits show
 CLEAR_EXCESS = 0.05  # what the eye sees in the figure
 LEAST_IN_A_BIN = 20  # tokens, or it is not drawn
+CONFIDENT = 0.9  # from here on a prediction counts as confident
 
 
 def overconfidence_figure(per_layer: pd.DataFrame, note: str = ""):
     """Mean confidence minus accuracy of every layer: above 0 a layer is overconfident."""
     return figures.facets(
-        per_layer.assign(excess=per_layer.confidence - per_layer.accuracy),
+        _with_excess(per_layer),
         _draw_excess,
         ylabel="mean confidence\nminus accuracy",
         message=overconfidence_message(per_layer),
@@ -31,9 +32,14 @@ def _draw_excess(axis, rows: pd.DataFrame) -> None:
     figures.lines(axis, rows, "layer", "excess", "model")
 
 
+def _with_excess(per_layer: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `excess`: confidence minus accuracy."""
+    return per_layer.assign(excess=per_layer.confidence - per_layer.accuracy)
+
+
 def worst_excess(per_layer: pd.DataFrame) -> pd.DataFrame:
     """By model: the row in which its confidence exceeds its accuracy most, with that `excess`."""
-    rows = per_layer.assign(excess=per_layer.confidence - per_layer.accuracy)
+    rows = _with_excess(per_layer)
     return rows.loc[rows.groupby("model", sort=False).excess.idxmax()].set_index("model")
 
 
@@ -43,6 +49,7 @@ def overconfidence_message(per_layer: pd.DataFrame) -> str:
 
 
 def overconfident(per_layer: pd.DataFrame) -> str:
+    """That message without its capital letter, for the end of a sentence."""
     worst = worst_excess(per_layer)
     excess = worst.excess[[name for name in ("vanilla", "calm") if name in worst.index]]
     parts = []
@@ -69,30 +76,30 @@ def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _excess(per_layer: pd.DataFrame) -> pd.DataFrame:
-    """Confidence minus accuracy: a row a model and task, a column a layer."""
-    rows = per_layer.assign(excess=per_layer.confidence - per_layer.accuracy)
+def _excess_by_layer(per_layer: pd.DataFrame) -> pd.DataFrame:
+    """Confidence minus accuracy: a row a model and task, in their order, and a column a layer."""
+    rows = _with_excess(per_layer)
     table = rows.pivot(index=["model", "task"], columns="layer", values="excess")
-    return table.reindex(list(dict.fromkeys(zip(rows.model, rows.task, strict=True))))
+    in_order = dict.fromkeys(zip(rows.model, rows.task, strict=True))
+    return table.reindex(list(in_order))
 
 
 def _first_layer(per_layer: pd.DataFrame) -> str:
     """In which models layer 1 is overconfident on every task."""
-    least = _excess(per_layer)[1].groupby("model", sort=False).min()
+    least = _excess_by_layer(per_layer)[1].groupby("model", sort=False).min()
     above = least.index[least >= LEAST_EXCESS]
     if len(above) == len(least):
         return "In every model layer 1 is overconfident on every task."
     if not len(above):
         return "In no model is layer 1 overconfident on every task."
+    some = listed(map(figures.label, above))
     others = listed(map(figures.label, least.index[least < LEAST_EXCESS]))
-    return (
-        f"Layer 1 is overconfident on every task in {listed(map(figures.label, above))}, but not in {others}."
-    )
+    return f"Layer 1 is overconfident on every task in {some}, but not in {others}."
 
 
 def _overconfident_until(per_layer: pd.DataFrame, model: str = "vanilla") -> str:
     """Up to which layer a model is clearly overconfident on every task."""
-    excess = _excess(per_layer)
+    excess = _excess_by_layer(per_layer)
     if model not in excess.index:
         return ""
     clear = (excess.loc[model].min() >= CLEAR_EXCESS).cummin()
@@ -107,7 +114,7 @@ def _underconfident(per_layer: pd.DataFrame) -> str:
     """Which layers of which models are clearly underconfident, and on which tasks."""
     tasks = list(per_layer.task.unique())
     layers_on: dict[str, list[str]] = {}  # tasks in words -> layers of models
-    for model, excess in _excess(per_layer).groupby("model", sort=False):
+    for model, excess in _excess_by_layer(per_layer).groupby("model", sort=False):
         below = (excess <= -CLEAR_EXCESS).droplevel("model")
         if below.any(axis=None):
             where = on_tasks(below.index[below.any(axis=1)], tasks)
@@ -161,7 +168,7 @@ def _draw_reliability(axis, rows: pd.DataFrame) -> None:
 
 def reliability_message(drawn: pd.DataFrame) -> str:
     """How often predictions of high confidence are right at the first layer that is drawn."""
-    rows = drawn[(drawn.layer == drawn.layer.min()) & (drawn.confidence > 0.9)]
+    rows = drawn[(drawn.layer == drawn.layer.min()) & (drawn.confidence > CONFIDENT)]
     parts = [
         f"{percent_span(part.accuracy)} of {figures.label(name)}'s"
         for name, part in rows.groupby("model", sort=False)
@@ -170,19 +177,22 @@ def reliability_message(drawn: pd.DataFrame) -> str:
     if not parts:
         return ""
     layer = drawn.layer.min()
-    return f"Of layer {layer}'s predictions with a confidence of 0.9 or more, {listed(parts)} are right"
+    return (
+        f"Of layer {layer}'s predictions with a confidence of {CONFIDENT} or more, {listed(parts)} are right"
+    )
 
 
 def reliability_conclusion(reliability: pd.DataFrame, layer: int) -> str:
     """How often confident predictions of a layer are right."""
-    rows = reliability[(reliability.layer == layer) & (reliability.bin_low >= 0.9) & (reliability.tokens > 0)]
+    of_layer = reliability[(reliability.layer == layer) & (reliability.tokens > 0)]
+    rows = of_layer[of_layer.bin_low >= CONFIDENT]
     right = rows.groupby("model", sort=False).accuracy.min().sort_values()
     if right.empty:
         return ""
     worst, best = right.index[[0, -1]]
     return (
-        f"Of the predictions of layer {layer} with a confidence of 0.9 or more, {right[best]:.0%} of "
+        f"Of the predictions of layer {layer} with a confidence of {CONFIDENT} or more, {right[best]:.0%} of "
         f"{figures.label(best)}'s are right on its worst task, and {right[worst]:.0%} of "
-        f"{figures.label(worst)}'s. Where that is far below 0.9, a threshold of 0.9 lets wrong predictions "
-        "exit."
+        f"{figures.label(worst)}'s. Where that is far below {CONFIDENT}, a threshold of {CONFIDENT} lets "
+        "wrong predictions exit."
     )

@@ -8,10 +8,8 @@ from ... import figures
 from ...prose import listed, on_tasks, span, task_span
 from ..wording import percent_span
 
-PUBLISHED = {
-    2 / 12: 0.75,
-    4 / 12: 0.90,
-}  # MEE, CALM on BigPatent: share of the depth -> share of final tokens
+# MEE, CALM on BigPatent: share of the depth -> share of the tokens whose prediction is final
+PUBLISHED = {2 / 12: 0.75, 4 / 12: 0.90}
 EXPECTED = ("calm", "late_weighted", "free", "vanilla")  # order in which predictions become final
 
 
@@ -60,25 +58,31 @@ def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.Data
     """
     if gain.empty:
         return ""
+    sentences = [
+        _earlier_than_vanilla(gain),
+        _over_seeds(spread),
+        _early_order(stable),
+        _beside_the_published_share(stable),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _earlier_than_vanilla(gain: pd.DataFrame) -> str:
+    """Under which objective predictions become final earliest, and by how many layers."""
     first = gain.groupby("model", sort=False).layers_earlier.mean().idxmax()
     layers_earlier = gain[gain.model == first].layers_earlier
-    text = (
+    return (
         "Where earlier layers are supervised, predictions become final earlier than under vanilla, most of "
         f"all under {figures.label(first)}: by {span(layers_earlier, '{:.1f}')} layers."
     )
-    if len(spread):
-        widest = (spread.high - spread.low).max()
-        text += f" Another seed moves the mean layer by at most {widest:.2f} layers."
-    text += _early_order(stable)
-    layers = stable.layer.max()
-    early = round(layers / 6)  # as layer 2 of 12, published
-    ours = stable[(stable.model == "calm") & (stable.layer == early)].set_index("task").share
-    if len(ours):
-        text += (
-            f" After layer {early} of {layers}, {task_span(ours)} of CALM's predictions are final; MEE "
-            f"reports {PUBLISHED[2 / 12]:.0%} on BigPatent."
-        )
-    return text
+
+
+def _over_seeds(spread: pd.DataFrame) -> str:
+    """How far the mean layer moves between seeds; nothing where there is one seed."""
+    if spread.empty:
+        return ""
+    widest = (spread.high - spread.low).max()
+    return f"Another seed moves the mean layer by at most {widest:.2f} layers."
 
 
 def _early_order(stable: pd.DataFrame) -> str:
@@ -91,8 +95,21 @@ def _early_order(stable: pd.DataFrame) -> str:
     most, *others = map(figures.label, order)
     said = "as expected" if order == list(EXPECTED) else "not the expected order"
     return (
-        f" Up to layer {last}, the share of final predictions is largest under {most}, then under "
+        f"Up to layer {last}, the share of final predictions is largest under {most}, then under "
         f"{listed(others)}: {said}."
+    )
+
+
+def _beside_the_published_share(stable: pd.DataFrame) -> str:
+    """How many of CALM's predictions are final after a sixth of the depth, beside the published share."""
+    layers = stable.layer.max()
+    early = round(layers / 6)  # as layer 2 of 12, published
+    ours = stable[(stable.model == "calm") & (stable.layer == early)].set_index("task").share
+    if ours.empty:
+        return ""
+    return (
+        f"After layer {early} of {layers}, {task_span(ours)} of CALM's predictions are final; MEE "
+        f"reports {PUBLISHED[2 / 12]:.0%} on BigPatent."
     )
 
 

@@ -35,17 +35,17 @@ def token_message(predicted: pd.DataFrame, task: str, sentence: str = "") -> str
     top = predicted[(predicted["rank"] == 1) & (predicted.layer == predicted.layer.max())]
     ends = pd.DataFrame({"layer": final_layers(predicted), "token": top.set_index("model").token})
     parts = []
-    said = ""
+    token_before = ""
     for (layer, token), rows in ends.groupby(["layer", "token"], sort=False):
         verb = "" if parts else " is final"
-        subject = "" if token == said else f'"{token.removeprefix("_")}"{verb} '
+        subject = "" if token == token_before else f'"{token.removeprefix("_")}"{verb} '
         parts.append(f"{subject}from layer {layer} on in {listed(map(figures.label, rows.index))}")
-        said = token
+        token_before = token
     *others, last = parts
     text = f"{', '.join(others)}, and {last}" if others else last
-    where = (
-        f'{capitalized(figures.label(task))}, "{sentence}"' if sentence else capitalized(figures.label(task))
-    )
+    where = capitalized(figures.label(task))
+    if sentence:
+        where += f', "{sentence}"'
     return f"{where}: {text}".replace("$", r"\$")  # else it begins a formula
 
 
@@ -66,21 +66,21 @@ def tokens_conclusion(predicted: pd.DataFrame) -> str:
     final = top[top.layer == top.layer.max()].set_index("model").token
     same = first.token == final[first.index]
     throughout = final_layers(predicted)[first.index] == 1
-    abandoned = first.probability[~same]
-    doings = [
-        ("keep {} throughout", first.index[throughout]),
-        ("abandon {} and return to it", first.index[same & ~throughout]),
-        (f"permanently abandon {{}}{_whatever(abandoned)}", abandoned.index),
-    ]
+    abandoned = first[~same]
+    doings = {  # what models do to that choice -> which models
+        "keep {choice} throughout": first.index[throughout],
+        "abandon {choice} and return to it": first.index[same & ~throughout],
+        "permanently abandon {choice}": abandoned.index,
+    }
     parts = []
-    for doing, models in doings:
+    for doing, models in doings.items():
         if len(models):
             choice = "it" if parts else "layer 1's first choice"
-            parts.append(_do(models, doing.format(choice), len(first)))
-    return f"In the last figure, {'; '.join(parts)}."
+            parts.append(_what_models_do(models, doing.format(choice=choice), len(first)))
+    return f"In the last figure, {'; '.join(parts)}{_whatever(abandoned.probability)}."
 
 
-def _do(models: Sequence[str], doing: str, number: int) -> str:
+def _what_models_do(models: Sequence[str], doing: str, number: int) -> str:
     """What some of a number of models do: "CALM and FREE keep it", "CALM abandons it and returns to it"."""
     if len(models) == 1:
         doing = re.sub(r"\b(keep|abandon|return)\b", r"\1s", doing)

@@ -15,13 +15,14 @@ def summary(
     complete: pd.DataFrame, swept: pd.DataFrame, costs: pd.DataFrame, lost: pd.DataFrame, entries: int
 ) -> str:
     """The chapter in eight sentences at most: how many entries, what is lost, whether a rule gets cheaper."""
-    near = long_enough(swept)
-    most = max(near.values())
-    whole = near.get(WHOLE_LAST, most)
+    enough = long_enough(swept)
+    most = max(enough.values())
+    whole = enough.get(WHOLE_LAST, most)
+    opening = "No: of" if most < entries else "Of"
     sentences = [
-        f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision of CALM has to "
-        f"score {most} at each layer after the first that decides. Longer lists keep at most "
-        f"{100 * NEARLY_ALL:g} percentage points more of the predictions.",
+        f"{opening} the {entries:,} entries here, a decision of CALM has to score {most} at each layer after "
+        f"the first that decides. Longer lists keep at most {100 * NEARLY_ALL:g} percentage points more of "
+        "the predictions.",
         f"Before a whole last layer, {whole} are enough." if whole < most else "",
         unreachable_conclusion(lost),
         _cheaper(of_calm(complete)),

@@ -10,12 +10,12 @@ from ..wording import in_a_sentence, with_interval
 from .ways import (
     LITTLE,
     PUBLISHED,
-    SHOWN_MODELS,
     WHOLE_LAST,
     by_way,
     changed,
     of_calm,
     of_shown_models,
+    shown_among,
     way_label,
 )
 
@@ -40,7 +40,7 @@ def table_conclusion(complete: pd.DataFrame) -> str:
     shown = of_shown_models(complete)
     pruned = shown[shown.reduction.isin(PUBLISHED)]
     most = pruned.groupby("model", sort=False)[["other_token", "other_output"]].max()
-    most = most.loc[[name for name in SHOWN_MODELS if name in most.index] or list(most.index)]
+    most = most.loc[shown_among(most.index)]
     outputs = (
         f"One token is enough to change an output: {changed(most.other_output, 'outputs', '.0%')} differ."
     )
@@ -65,9 +65,10 @@ def _lower_scores(complete: pd.DataFrame) -> str:
         plain = rows[rows.reduction == "unpruned"].set_index("task").retained.clip(upper=1)
         pruned = rows[rows.reduction.isin(PUBLISHED)]
         before = pruned.task.map(plain)
-        fall = (before - pruned.retained)[(pruned.high < before) & (before - pruned.retained > LITTLE)]
-        if len(fall):
-            worst = pruned.loc[fall.idxmax()]
+        fall = before - pruned.retained
+        sure = (pruned.high < before) & (fall > LITTLE)
+        if sure.any():
+            worst = pruned.loc[fall[sure].idxmax()]
             falls.append(
                 f"{figures.label(name)}'s from {plain[worst.task]:.0%} to {worst.retained:.0%} of full "
                 f"depth's on {figures.label(worst.task)} ({way_label(worst.reduction)})"
@@ -99,11 +100,11 @@ def _whole_last_layer(complete: pd.DataFrame) -> str:
     sure = (kept["high"].fixed < share[WHOLE_LAST]) | (kept["low"].fixed > share[WHOLE_LAST])
     parts = []
     for name, changes in change[sure & (change > LITTLE)].groupby("model", sort=False):
-        place = changes.idxmax()
-        row = share.loc[place]
+        _, task = changes.idxmax()
+        row = share.loc[(name, task)]
         parts.append(
-            f"{row[WHOLE_LAST]:.0%} of {figures.label(name)}'s score on {figures.label(place[1])}, where "
-            f"fixed pruning keeps {row.fixed:.0%} and the full vocabulary {row.unpruned:.0%}"
+            f"{row[WHOLE_LAST]:.0%} of {figures.label(name)}'s score on {figures.label(task)}, where fixed "
+            f"pruning keeps {row.fixed:.0%} and the full vocabulary {row.unpruned:.0%}"
         )
     cost = _dearer(of_calm(complete))
     if not parts:
@@ -177,14 +178,13 @@ def published_conclusion(beside: pd.DataFrame) -> str:
     low = theirs.score < theirs.score_at_full_depth / 2
     ours = rows[rows.our_score_unpruned > 0].drop_duplicates(["our_model", "our_task", "reduction"])
     below = ours[ours.our_score < ours.our_score_unpruned / 2]
-    whose = (
-        f" (all on {listed(figures.label(name) for name in below.our_model.unique())})" if len(below) else ""
-    )
+    of_ours = f" and in {len(below)} of our {len(ours)}" if len(ours) else ""
+    if len(below):
+        of_ours += f" (all on {listed(map(figures.label, below.our_model.unique()))})"
     return (
         f"Pruning takes more than half of the score in {low.sum()} of {len(low)} published settings "
-        f"({(theirs.score == 0).sum()} with a score of 0)"
-        f"{f' and in {len(below)} of our {len(ours)}{whose}' if len(ours) else ''}. The published zeros are "
-        "probably list positions mistaken for token ids (08)."
+        f"({(theirs.score == 0).sum()} with a score of 0){of_ours}. The published zeros are probably list "
+        "positions mistaken for token ids (08)."
     )
 
 

@@ -10,7 +10,9 @@ from ...prose import listed, on_tasks, task_span
 from ..wording import winners, with_interval
 from .ways import LITTLE, PUBLISHED, WHOLE_LAST, by_way, way_label
 
-SHADES = {"mini": "#a5a5a5", "t5-base": "#6f6f6f", "t5-large": "#222222"}
+SHADES = {"mini": "#a5a5a5", "t5-base": "#6f6f6f", "t5-large": "#222222"}  # of shapes of models
+MARKERS = "os^Dv"  # of those, one after the other
+LEAST_SAVED = 0.0005  # of the FLOPs: what one digit of a percentage shows
 
 
 def cost_figure(costs: pd.DataFrame, note: str = ""):
@@ -35,10 +37,10 @@ def cost_figure(costs: pd.DataFrame, note: str = ""):
 
 
 def _draw_cost(axis, rows: pd.DataFrame) -> None:
-    styles = {
-        name: figures.Style(figures.SIZES.get(name, name), SHADES.get(name, figures.BLUE), marker)
-        for name, marker in zip(rows["shape"].unique(), "os^Dv", strict=False)
-    }
+    styles = {}
+    for name, marker in zip(rows["shape"].unique(), MARKERS, strict=False):
+        colour = SHADES.get(name, figures.BLUE)
+        styles[name] = figures.Style(figures.SIZES.get(name, name), colour, marker)
     figures.lines(axis, rows, "ids", "value", "shape", styles=styles)
 
 
@@ -92,8 +94,8 @@ def equal_conclusion(equal: pd.DataFrame, layers: int, wanted: float = 0.99) -> 
     best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()].set_index("task")
     plain = rows[rows.rule == "unpruned"].set_index("task").flops_share
     saved = (plain - best.flops_share).max()
-    barely = f" (cheaper by at most {100 * saved:.1f} points)" if 0.0005 <= saved < LITTLE else ""
-    against = f", against {task_span(plain)} for the margin over all entries" if saved >= 0.0005 else ""
+    barely = f" (cheaper by at most {100 * saved:.1f} points)" if LEAST_SAVED <= saved < LITTLE else ""
+    against = f", against {task_span(plain)} for the margin over all entries" if saved >= LEAST_SAVED else ""
     return (
         f"Where {wanted:.0%} of the predictions at the exits are those of full depth, the cheapest rule is "
         f"{winners(best.reset_index())}{barely}: {task_span(best.flops_share)} of the FLOPs of full depth"

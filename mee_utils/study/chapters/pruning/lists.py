@@ -9,7 +9,7 @@ import pandas as pd
 from ... import figures
 from ...prose import listed
 from ..wording import capitalized, percent_span, some, with_interval
-from .ways import PUBLISHED, SHOWN_MODELS, WHOLE_LAST, by_way, changed, way_label
+from .ways import PUBLISHED, WHOLE_LAST, by_way, changed, shown_among, way_label
 
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
 NEARLY_ALL = 0.005  # of the predictions: a list that keeps fewer than the longest by this much is long enough
@@ -98,14 +98,11 @@ def _last_model(table: pd.DataFrame) -> pd.DataFrame:
 
 def kept_message(means: pd.DataFrame) -> str:
     """At which layers all entries are scored."""
-    first, last = means.layer.min(), means.layer.max()
-    whole = WHOLE_LAST in set(means.rule)
-    again = (
-        f"; only the {way_label(WHOLE_LAST)} does so again, at layer {last}"
-        if whole
-        else f", and a list from {first + 1} on"
-    )
-    return f"Every way of pruning scores all entries at layer {first}{again}"
+    first = means.layer.min()
+    text = f"Every way of pruning scores all entries at layer {first}"
+    if WHOLE_LAST in set(means.rule):
+        return f"{text}; only the {way_label(WHOLE_LAST)} does so again, at layer {means.layer.max()}"
+    return f"{text}, and a list from {first + 1} on"
 
 
 def kept_conclusion(by_layer: pd.DataFrame) -> str:
@@ -140,7 +137,7 @@ def unreachable_shown(lost: pd.DataFrame) -> pd.DataFrame:
 def unreachable_conclusion(lost: pd.DataFrame) -> str:
     """What the published last layer changes although no token exits, and what a whole one changes."""
     most = lost.groupby(["rule", "model"], sort=False).share.max().unstack("model", sort=False)
-    most = most[[name for name in SHOWN_MODELS if name in most] or list(most)]
+    most = most[shown_among(most.columns)]
     if "fixed" not in most.index:
         return ""
     fixed = most.loc["fixed"]
@@ -186,25 +183,27 @@ def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
     if len(set(shares.values())) < len(shares):
         kept = shares[top_k]
         return f"Fixed pruning keeps as many predictions with 8 entries as with {top_k} (at least {kept})"
-    parts = [f"{share} with {k} entries" for k, share in shares.items()]
-    parts[0] = parts[0].replace(" with", " of the predictions with")
+    parts = []
+    for k, share in shares.items():
+        of_what = "" if parts else " of the predictions"
+        parts.append(f"{share}{of_what} with {k} entries")
     return f"Fixed pruning keeps at least {listed(parts)}"
 
 
 def sweep_conclusion(swept: pd.DataFrame) -> str:
     """From which length of a list on longer ones change little."""
-    near = long_enough(swept)
-    fixed = near.get("fixed", max(near.values()))
-    shorter = {name: k for name, k in near.items() if k < fixed}
-    also = f" Fewer are enough with {listed(f'{_enough(name)} ({k})' for name, k in shorter.items())}."
+    enough = long_enough(swept)
+    most = max(enough.values())
+    fixed = enough.get("fixed", most)
+    shorter = [f"{_shortened_by(rule)} ({k})" for rule, k in enough.items() if k < fixed]
+    also = f" Fewer are enough with {listed(shorter)}." if shorter else ""
     return (
-        f"Lists of {max(near.values())} entries are long enough for every way of pruning: lists of "
-        f"{swept.k.max()} keep at most {100 * NEARLY_ALL:g} percentage points more of the predictions on any "
-        f"task.{also if shorter else ''}"
+        f"Lists of {most} entries are long enough for every way of pruning: lists of {swept.k.max()} keep at "
+        f"most {100 * NEARLY_ALL:g} percentage points more of the predictions on any task.{also}"
     )
 
 
-def _enough(rule: str) -> str:
+def _shortened_by(rule: str) -> str:
     """What lets a list of the sweep be shorter than a fixed one."""
     if rule == WHOLE_LAST:
         return "a whole last layer"
@@ -213,9 +212,9 @@ def _enough(rule: str) -> str:
 
 def long_enough(swept: pd.DataFrame) -> dict[str, int]:
     """By way of pruning: the shortest list that keeps nearly as many predictions as the longest."""
-    near = {}
+    enough = {}
     for rule, rows in swept.groupby("rule", sort=False):
         kept = rows.pivot(index="k", columns="task", values="same_token")
         lost = (kept.iloc[-1] - kept).max(axis=1)  # [k], on the worst task
-        near[rule] = int(lost[lost <= NEARLY_ALL].index.min())
-    return near
+        enough[rule] = int(lost[lost <= NEARLY_ALL].index.min())
+    return enough

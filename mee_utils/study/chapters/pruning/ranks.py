@@ -7,7 +7,7 @@ import pandas as pd
 from ... import figures
 from ...prose import listed, span
 from ..wording import capitalized, percent_span, with_interval
-from .ways import LITTLE, SHOWN_MODELS, of_calm, of_shown_models
+from .ways import LITTLE, of_calm, of_shown_models, shown_among
 
 BOX = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
 AGREES = figures.STYLES["accuracy"]._replace(label="predictions that are the last layer's")
@@ -46,6 +46,7 @@ def _draw_boxes(axis, rows: pd.DataFrame) -> None:
 
 
 def _on_top(boxes: pd.DataFrame, layer: int) -> list[str]:
+    """The share of final tokens that a layer ranks first, of each model: "70% to 93% of CALM's"."""
     rows = boxes[boxes.layer == layer]
     return [
         f"{percent_span(part.on_top)} of {figures.label(name)}'s"
@@ -64,7 +65,7 @@ def rank_conclusion(boxes: pd.DataFrame, kept_at: pd.DataFrame, layer: int, top_
     if rows.empty:
         return f"Layer {layer} ranks {listed(_on_top(boxes, layer))} final tokens first."
     least = rows.groupby("model", sort=False).recall.min()
-    shown = least[[name for name in SHOWN_MODELS if name in least] or least.index]
+    shown = least[shown_among(least.index)]
     parts = [f"{share:.1%} of {figures.label(name)}'s" for name, share in shown.items()]
     trained = len(shown) > 1 and shown.idxmax() == "calm"
     opening = "Lists can be shorter in a model trained for exits: the" if trained else "The"
@@ -98,6 +99,7 @@ def _draw_confidence(axis, rows: pd.DataFrame, minimum: pd.Series) -> None:
 
 
 def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
+    """The minimum exit layers of each model: "in CALM from layers 4 to 6 on"."""
     parts = []
     for name, rows in minimum.groupby("model", sort=False):
         layers = span(rows.minimum_layer, "{:.0f}")
@@ -126,8 +128,13 @@ def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
         return text
     least = calm.loc[calm.retained.idxmin()]
     kept = with_interval(least, "retained", low="low", high="high")
-    lost = "errors of single tokens add up: " if least.retained < 1 - LITTLE else ""
-    calibrated = " Thresholds are therefore calibrated on whole outputs (08)." if lost else ""
-    exits = capitalized(f"{lost}with exits from the minimum layer on, CALM")
-    task = f"{figures.label(least.task)}, the least of all tasks"
-    return f"{text} {exits} keeps {kept} of its score on {task}.{calibrated}"
+    keeps = (
+        f"with exits from the minimum layer on, CALM keeps {kept} of its score on "
+        f"{figures.label(least.task)}, the least of all tasks."
+    )
+    if least.retained < 1 - LITTLE:
+        return (
+            f"{text} Errors of single tokens add up: {keeps} Thresholds are therefore calibrated on whole "
+            "outputs (08)."
+        )
+    return f"{text} {capitalized(keeps)}"

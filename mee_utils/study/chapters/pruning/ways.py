@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -18,11 +19,19 @@ LITTLE = 0.02  # of a score or of the FLOPs: no difference worth a sentence
 
 
 def of_shown_models(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the models that are shown; all rows where it has none of these."""
     shown = table[table.model.isin(SHOWN_MODELS)]
     return shown if len(shown) else table
 
 
+def shown_among(models: Iterable[str]) -> list[str]:
+    """Those of some models that are shown, CALM first; all of them where none is."""
+    names = list(models)
+    return [name for name in SHOWN_MODELS if name in names] or names
+
+
 def of_calm(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of CALM's model."""
     return table[table.model == "calm"]
 
 
