@@ -65,8 +65,8 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
 
 def layers_seen_message(later: pd.DataFrame, share: float) -> str:
     """By how much seeing more changes the mean exit layer, over tasks and classifiers."""
-    several = later[later.rule.map(_sees_several_layers)]
-    changes = span(several.later, "{:+z.2f}")
+    of_several = [RULES[rule].family == "several layers" for rule in later.rule]
+    changes = span(later.later[of_several], "{:+z.2f}")
     if not moves_exits(later):
         changes = f"less than {LEAST_CHANGE:g}"
     return (
@@ -75,29 +75,30 @@ def layers_seen_message(later: pd.DataFrame, share: float) -> str:
     )
 
 
-def _sees_several_layers(rule: str) -> bool:
-    return RULES[rule].family == "several layers"
-
-
 def layers_seen_conclusion(later: pd.DataFrame, at_share: pd.DataFrame, first_layer: int) -> str:
     """What three states gain, and what as many parameters on one state gain; or why they gain nothing."""
     if not moves_exits(later):
-        rows = on_calm(at_share)
-        layers = rows[rows.rule.isin(["hidden", *BESIDE_ONE_LAYER])].mean_exit_layer
-        at_first = (layers < first_layer + LEAST_CHANGE).all()
-        why = f"all classifiers exit at layer {first_layer}, the earliest allowed; " if at_first else ""
-        return (
-            f"Seeing more than one layer changes nothing here: {why}mean exit layers differ by less than "
-            f"{LEAST_CHANGE:g} on every task, so nothing is drawn. (The stored table has the differences.)"
-        )
+        return _why_nothing_moves(at_share, first_layer)
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
+    exclude = "excludes" if clear < 2 else "exclude"
     return (
         "Compared with a classifier on one state, and averaged over the tasks, three states move the mean "
         f"exit by {means['three_hidden']:+z.2f} layers, and one state with as many parameters by "
         f"{means['wide_hidden']:+z.2f} (negative: earlier). {clear or 'None'} of {len(later)} intervals over "
-        "seeds "
-        f"{'excludes' if clear < 2 else 'exclude'} zero."
+        f"seeds {exclude} zero."
+    )
+
+
+def _why_nothing_moves(at_share: pd.DataFrame, first_layer: int) -> str:
+    """That seeing more layers changes nothing; because all exit at once, where they do."""
+    rows = on_calm(at_share)
+    layers = rows[rows.rule.isin(["hidden", *BESIDE_ONE_LAYER])].mean_exit_layer
+    at_first = (layers < first_layer + LEAST_CHANGE).all()
+    why = f"all classifiers exit at layer {first_layer}, the earliest allowed; " if at_first else ""
+    return (
+        f"Seeing more than one layer changes nothing here: {why}mean exit layers differ by less than "
+        f"{LEAST_CHANGE:g} on every task, so nothing is drawn. (The stored table has the differences.)"
     )
 
 
@@ -112,11 +113,9 @@ def target_conclusion(rows: pd.DataFrame) -> str:
     layers = rows.pivot(index=["task", "rule"], columns=["model", "target"], values="mean_exit_layer")
     calm = layers["calm", "consistency"]
     change = (layers["calm", "correctness"] - calm).abs().max()
-    text = (
-        "The target makes no difference"
-        if change < LEAST_CHANGE
-        else (f"The target moves mean exit layers by at most {change:.1f}")
-    )
+    text = f"The target moves mean exit layers by at most {change:.1f}"
+    if change < LEAST_CHANGE:
+        text = "The target makes no difference"
     if ("vanilla", "consistency") not in layers:
         return f"{text}."
     vanilla = layers["vanilla", "consistency"]
@@ -138,11 +137,11 @@ def starts_shown(started: pd.DataFrame) -> pd.DataFrame:
 def starts_conclusion(started: pd.DataFrame) -> str:
     """The minimum exit layer with which each rule is cheapest, a mean over tasks."""
     flops = started.pivot_table(index="min_layer", columns="rule", values="flops_share", sort=False)
-    cheapest = flops.idxmin()
-    parts = [
-        f"{layer} for {listed(f'the {without_source(rule)}' for rule in rules.index)}"
-        for layer, rules in cheapest.groupby(cheapest)
-    ]
+    cheapest = flops.idxmin()  # rule -> layer
+    parts = []
+    for layer, of_layer in cheapest.groupby(cheapest):
+        rules = [f"the {without_source(rule)}" for rule in of_layer.index]
+        parts.append(f"{layer} for {listed(rules)}")
     first = flops.index.min()
     thresholds = started.pivot_table(index="min_layer", columns="rule", values="threshold", sort=False)
     at_cheapest = pd.Series({rule: thresholds.loc[layer, rule] for rule, layer in cheapest.items()})

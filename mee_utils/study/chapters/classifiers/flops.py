@@ -11,6 +11,12 @@ from ...catalogue import RULES
 from ..wording import winners
 from .compared import CONTROLS, FEW, MARGIN, on_calm
 
+SHAPE_STYLES = {
+    "mini": figures.Style("mini T5 (1,600 entries)", "#b5b5b5", "o"),
+    "t5-base": figures.Style("T5-base", figures.BLUE, "s"),
+    "t5-large": figures.Style("T5-large", figures.DARK, "D"),
+}
+DRAWN_AS_FREE = 1e-5  # where a decision that costs nothing is drawn on the logarithmic axis
 AT_ONCE = 0.5  # layers after the first: a rule with an earlier mean exit layer hardly waits
 
 
@@ -37,25 +43,16 @@ def cost_figure(costs: pd.DataFrame):
     return figure
 
 
-SHAPE_STYLES = {
-    "mini": figures.Style("mini T5 (1,600 entries)", "#b5b5b5", "o"),
-    "t5-base": figures.Style("T5-base", figures.BLUE, "s"),
-    "t5-large": figures.Style("T5-large", figures.DARK, "D"),
-}
-FREE = 1e-5  # where a decision that costs nothing is drawn on the logarithmic axis
-
-
 def _draw_costs(axis, rows: pd.DataFrame) -> None:
     rules = list(dict.fromkeys(rows.rule))
-    shown = rows.assign(height=rows.rule.map(rules.index), value=rows.value.clip(lower=FREE))
+    shown = rows.assign(height=rows.rule.map(rules.index), value=rows.value.clip(lower=DRAWN_AS_FREE))
     figures.dots(axis, shown, "value", "height", "shape", styles=SHAPE_STYLES, markersize=5)
     axis.set_yticks(range(len(rules)), [figures.label(rule) for rule in rules], fontsize=8)
     if (rows.quantity == "share_of_layer").all():
+        place = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
         for height, rule in enumerate(rules):
             if rows[rows.rule == rule].value.max() == 0:
-                axis.annotate(
-                    "free", (FREE, height), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8
-                )
+                axis.annotate("free", (DRAWN_AS_FREE, height), fontsize=8, **place)
 
 
 def cost_message(costs: pd.DataFrame) -> str:
@@ -105,7 +102,7 @@ def _drawn_at_equal_quality(at_share: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
     """One panel: a line a rule, with the colour and the marker of its family."""
-    of_family = rows.assign(family=rows.rule.map(lambda rule: RULES[rule].family))
+    of_family = rows.assign(family=[RULES[rule].family for rule in rows.rule])
     band = ("flops_share_low", "flops_share_high")
     figures.dots(axis, of_family, "flops_share", "height", "family", xband=band, markersize=5)
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
@@ -120,9 +117,8 @@ def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
     early = int((layers < first + AT_ONCE).sum())
     where = f"Where {share:.0%} of the predictions stay"
     if early > len(layers) / 2:
-        return (
-            f"{where}, {early} of {len(layers)} rules exit at or near layer {first}; only their cost differs"
-        )
+        at_once = f"{early} of {len(layers)} rules exit at or near layer {first}"
+        return f"{where}, {at_once}; only their cost differs"
     best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()]
     return f"{where}, the cheapest rule is {winners(best)}"
 
@@ -130,16 +126,24 @@ def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
 def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: float) -> str:
     """How deep tokens go on average, and what classifiers do on the vanilla model."""
     layers = _drawn_at_equal_quality(at_share).groupby("rule").mean_exit_layer.mean()
-    early = layers[layers < first_layer + AT_ONCE]
-    vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
-    on_vanilla = vanilla.groupby("rule").mean_exit_layer.mean()
-    same = layers[on_vanilla.index]
-    trained = abs(on_vanilla.mean() - same.mean())
-    more = trained > same.max() - same.min()
+    early = int((layers < first_layer + AT_ONCE).sum())
+    exit_at_once = "exits" if early < 2 else "exit"
     return (
-        f"With {share:.0%} of the predictions kept, and averaged over the tasks, {len(early) or 'none'} of "
-        f"{len(layers)} rules {'exits' if len(early) < 2 else 'exit'} within {AT_ONCE:g} layers of layer "
-        f"{first_layer}, the earliest allowed. Classifiers of the same kinds, trained on each model, exit at "
-        f"layer {same.mean():.1f} in CALM and at layer {on_vanilla.mean():.1f} in vanilla"
-        + (": the training of the model matters more than the rule." if more else ".")
+        f"With {share:.0%} of the predictions kept, and averaged over the tasks, {early or 'none'} of "
+        f"{len(layers)} rules {exit_at_once} within {AT_ONCE:g} layers of layer {first_layer}, the earliest "
+        f"allowed. {_beside_vanilla(layers, at_share)}"
+    )
+
+
+def _beside_vanilla(layers: pd.Series, at_share: pd.DataFrame) -> str:
+    """At which layers classifiers exit in vanilla, and in CALM, whose `layers` are given by rule."""
+    vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
+    in_vanilla = vanilla.groupby("rule").mean_exit_layer.mean()
+    in_calm = layers[in_vanilla.index]
+    between_models = abs(in_vanilla.mean() - in_calm.mean())
+    between_rules = in_calm.max() - in_calm.min()
+    more = ": the training of the model matters more than the rule" if between_models > between_rules else ""
+    return (
+        f"Classifiers of the same kinds, trained on each model, exit at layer {in_calm.mean():.1f} in CALM "
+        f"and at layer {in_vanilla.mean():.1f} in vanilla{more}."
     )

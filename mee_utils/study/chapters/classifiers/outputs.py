@@ -15,6 +15,7 @@ from ..wording import capitalized, percent_span, winners, without_source
 from .compared import FEW
 
 PUBLISHED = (*CALM_RULES, *MEE_RULES)  # the six measures of MEE
+YARDSTICKS = ("static", "oracle", "full_depth")  # that rules are drawn beside
 LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
 
 
@@ -54,7 +55,7 @@ def _kept_and_spent(rows: pd.DataFrame, rules: Sequence[str]) -> str:
 
 def curves_figure(points: pd.DataFrame, tasks: Sequence[str], note: str = ""):
     """Score kept against FLOPs of the six published measures, a fixed layer and the oracle."""
-    shown = points[points.rule.isin([*PUBLISHED, "static", "oracle", "full_depth"])]
+    shown = points[points.rule.isin([*PUBLISHED, *YARDSTICKS])]
     shown = shown[shown.retained >= LEAST_KEPT]
     return figures.facets(
         shown,
@@ -72,9 +73,8 @@ def curves_figure(points: pd.DataFrame, tasks: Sequence[str], note: str = ""):
 def _draw_curves(axis, rows: pd.DataFrame) -> None:
     """Published measures as lines; grey for a fixed layer, a star for the oracle, a cross for full depth."""
     static = rows[rows.rule == "static"].sort_values("flops_share", kind="stable")
-    axis.plot(
-        static.flops_share, static.retained, color="#999999", linewidth=4, alpha=0.5, label="a fixed layer"
-    )
+    pale = {"color": "#999999", "linewidth": 4, "alpha": 0.5}
+    axis.plot(static.flops_share, static.retained, label="a fixed layer", **pale)
     figures.lines(axis, rows[rows.rule.isin(PUBLISHED)], "flops_share", "retained")
     for rule, marker in (("oracle", "*"), ("full_depth", "+")):
         point = rows[rows.rule == rule]
@@ -95,7 +95,7 @@ def curves_message(points: pd.DataFrame) -> str:
 
 def cheapest_message(points: pd.DataFrame) -> str:
     """Which of all rules of the chapter is cheapest at a mean of 99 % of the score, by task."""
-    rules = points[~points.rule.isin(["static", "oracle", "full_depth"])]
+    rules = points[~points.rule.isin(YARDSTICKS)]
     good = rules[(rules.retained >= 0.99) & (rules.flops_share < 1)]
     best = good.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
     if best.empty:
@@ -117,15 +117,19 @@ def _winners_among(best: pd.DataFrame, tasks: Sequence[str]) -> str:
 def curves_conclusion(points: pd.DataFrame) -> str:
     """What 99 % of the score costs with the rules drawn and with those over few entries; and the oracle."""
     good = points[points.retained >= 0.99]
-    compared = {"the cheapest published measure": PUBLISHED, "the earliest fixed layer": ["static"]}
+    tasks = list(points.task.unique())
+    published_and_fixed = {
+        "the cheapest published measure": PUBLISHED,
+        "the earliest fixed layer": ["static"],
+    }
     over_few = {"the history of predictions": [HISTORY], "the margin": [FEW]}
     text = "Neither a published measure nor a fixed layer keeps 99% of the score on average."
-    costs = _costs(good, compared, list(points.task.unique()))
+    costs = _costs(good, published_and_fixed, tasks)
     if costs:
         text = f"Keeping 99% of the score on average takes {costs}."
-    costs = _costs(good, over_few, list(points.task.unique()))
-    if costs:
-        text = f"{text} Over few entries it takes {costs}."
+    costs_over_few = _costs(good, over_few, tasks)
+    if costs_over_few:
+        text = f"{text} Over few entries it takes {costs_over_few}."
     oracle = points[points.rule == "oracle"].set_index("task")
     if oracle.empty:
         return text
@@ -166,7 +170,7 @@ def kept_shown(kept: pd.DataFrame) -> pd.DataFrame:
 def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
     """How many rules keep the quality with confidence, how many of them save nothing, and the cheapest."""
     sure = kept[kept.verdict == KEEPS_IT].sort_values("flops_share", kind="stable")
-    tasks = kept.task.unique()
+    tasks = list(kept.task.unique())
     numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
     rules = int(kept.groupby("task").size().max())
     depending = ", depending on the task" if numbers.min() < numbers.max() else " on every task"
@@ -176,36 +180,52 @@ def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
     )
     if sure.empty:
         return counted
+    sentences = [counted, *_that_save_nothing(sure, tasks), _cheapest_that_saves(sure)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _that_save_nothing(sure: pd.DataFrame, tasks: Sequence[str]) -> list[str]:
+    """Sentences: how many of the rules that keep the quality save nothing, and where none of them does."""
     dear = sure[sure.flops_share >= 1].groupby("task").size().reindex(tasks, fill_value=0)
-    saves_nothing = (
-        f" Of these, {task_span(dear, '.0f')} cost as much as full depth or more." if dear.max() else ""
-    )
-    saving = sure[sure.flops_share < 1]
-    left = [task for task in tasks if task not in set(saving.task)]
-    nothing = f" {capitalized(on_tasks(left, tasks))}, none of them saves FLOPs." if left else ""
-    if saving.empty:
-        return f"{counted}{saves_nothing}{nothing}"
-    cheapest = saving.drop_duplicates("task")
+    saving = set(sure.task[sure.flops_share < 1])
+    left = [task for task in tasks if task not in saving]
+    sentences = []
+    if dear.max():
+        sentences.append(f"Of these, {task_span(dear, '.0f')} cost as much as full depth or more.")
+    if left:
+        sentences.append(f"{capitalized(on_tasks(left, tasks))}, none of them saves FLOPs.")
+    return sentences
+
+
+def _cheapest_that_saves(sure: pd.DataFrame) -> str:
+    """On the tasks where the cheapest rule takes least and most FLOPs, how many; "" where none saves any.
+
+    `sure` has the rules that keep the quality, the cheapest first.
+    """
+    cheapest = sure[sure.flops_share < 1].drop_duplicates("task")
+    if cheapest.empty:
+        return ""
     ends = cheapest.iloc[[0, -1]].drop_duplicates("task")
     parts = [
         f"{row.flops_share:.0%} ({without_source(row.rule)}, {figures.label(row.task)})"
         for row in ends.itertuples()
     ]
-    return f"{counted}{saves_nothing}{nothing} The cheapest takes {' to '.join(parts)} of the FLOPs."
+    return f"The cheapest takes {' to '.join(parts)} of the FLOPs."
 
 
 def answer_message(kept: pd.DataFrame, quality: float) -> str:
     """Whether rules over several layers keep the quality for fewer FLOPs than full depth, and than others."""
     sure = kept[(kept.verdict == KEEPS_IT) & (kept.flops_share < 1)]
-    families = sure.rule.map(lambda rule: RULES[rule].family)
-    several = sure[families == "several layers"].groupby("task", sort=False).flops_share.min()
-    one = sure[~families.isin(["several layers", "reference"])].groupby("task", sort=False).flops_share.min()
+    families = pd.Series([RULES[rule].family for rule in sure.rule], index=sure.index, dtype=object)
+    over_several = families == "several layers"
+    over_one = ~over_several & (families != "reference")
+    several = sure[over_several].groupby("task", sort=False).flops_share.min()
+    one = sure[over_one].groupby("task", sort=False).flops_share.min()
     tasks = list(kept.task.unique())
     ahead = [task for task in several.index if several[task] < one.get(task, 1.0)]
-    faster = on_tasks(several.index, tasks)
     text = (
         f"In this chapter, rules over several layers reliably keep {quality:.0%} of the score for fewer "
-        f"FLOPs than full depth {faster}"
+        f"FLOPs than full depth {on_tasks(several.index, tasks)}"
     )
     if several.empty:
         return text

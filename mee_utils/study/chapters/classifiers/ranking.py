@@ -109,8 +109,9 @@ def ranking_shown(mean_rank: pd.DataFrame) -> pd.DataFrame:
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     """Which rules rank tokens best, what the best classifiers do, and three states compared with one."""
-    areas = on_calm(mean_rank).pivot(index="rule", columns="task", values="roc_area")
-    ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
+    rows = on_calm(mean_rank)
+    areas = rows.pivot(index="rule", columns="task", values="roc_area")
+    ahead = clear_gains(rows, "roc_area", "three_hidden", "hidden")
     three = ranks_clearly_better(
         "a classifier on three states", "one on a single state", ahead, list(areas.columns)
     )
@@ -119,20 +120,27 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
         return f"No layer has enough tokens of either kind to rank them. {three}"
     ordered = means.sort_values(ascending=False, kind="stable")
     best = list(ordered[ordered >= ordered.max() - EQUAL_AREA].index)
-    sentences = [_ranked_best(best, areas)]
-    _, one, several, similarity, _ = best_of_kinds(mean_rank)
+    sentences = [
+        _ranked_best(best, areas),
+        *_ranked_behind(best_of_kinds(mean_rank), best, areas),
+        _states_beside_the_margin(rows),
+        three,
+        f"Layers with fewer than {LEAST_TO_RANK} tokens of either kind are left out.",
+    ]
+    return " ".join(sentences)
+
+
+def _ranked_behind(kinds: Sequence[str], best: Sequence[str], areas: pd.DataFrame) -> list[str]:
+    """A sentence on the area of each kind of rule, from `best_of_kinds`, that is not among the best."""
+    _, one, several, similarity, _ = kinds
     names = {
-        "The softmax margin": MARGIN,
-        f"The best classifier over one layer ({without_source(one)})": one,
-        f"The best classifier over several layers ({without_source(several)})": several,
+        MARGIN: "The softmax margin",
+        one: f"The best classifier over one layer ({without_source(one)})",
+        several: f"The best classifier over several layers ({without_source(several)})",
     }
-    for name, rule in names.items():
-        if rule not in best:
-            sentences.append(f"{name} has {_areas(areas, [rule])}.")
+    sentences = [f"{name} has {_areas(areas, [rule])}." for rule, name in names.items() if rule not in best]
     guess = ", at times worse than guessing" if areas.loc[similarity].min() < 0.5 else ""
-    sentences.append(f"Hidden similarity has {_areas(areas, [similarity])}{guess}.")
-    too_few = f"Layers with fewer than {LEAST_TO_RANK} tokens of either kind are left out."
-    return " ".join([*sentences, _states_beside_the_margin(mean_rank), three, too_few])
+    return [*sentences, f"Hidden similarity has {_areas(areas, [similarity])}{guess}."]
 
 
 def _areas(areas: pd.DataFrame, rules: Sequence[str]) -> str:
@@ -140,11 +148,12 @@ def _areas(areas: pd.DataFrame, rules: Sequence[str]) -> str:
     return percent_span(areas.loc[rules].to_numpy().ravel(), "{:.2f}")
 
 
-def _states_beside_the_margin(mean_rank: pd.DataFrame) -> str:
+def _states_beside_the_margin(rows: pd.DataFrame) -> str:
     """On which tasks any classifier on states ranks tokens clearly better than the margin, as a sentence."""
-    rows = on_calm(mean_rank)
-    on_states = [rule for rule in ON_STATES if rule in set(rows.rule)]
-    ahead = {task for rule in on_states for task in clear_gains(rows, "roc_area", rule, MARGIN)}
+    ahead: set[str] = set()
+    for rule in ON_STATES:
+        if rule in set(rows.rule):
+            ahead.update(clear_gains(rows, "roc_area", rule, MARGIN))
     tasks = list(rows.task.unique())
     if not ahead:
         return "On no task does a classifier on states rank tokens clearly better than the softmax margin."
@@ -156,13 +165,14 @@ def _ranked_best(best: Sequence[str], areas: pd.DataFrame) -> str:
     """Names the rules with the largest mean area, and those of them that need no training."""
     named = capitalized(listed(f"the {without_source(rule)}" for rule in best))
     untrained = [f"the {without_source(rule)}" for rule in best if rule not in VARIANTS]
-    text = (
-        f"{named} {'has' if len(best) == 1 else 'have'} the largest mean area ({_areas(areas, best)} by task)"
-    )
+    has = "has" if len(best) == 1 else "have"
+    text = f"{named} {has} the largest mean area ({_areas(areas, best)} by task)"
     needs = "needs" if len(untrained) == 1 else "need"
     if len(untrained) == len(best):
         return f"{text} and {needs} no training."
-    return f"{text}; {listed(untrained)} {needs} no training." if untrained else f"{text}."
+    if untrained:
+        return f"{text}; {listed(untrained)} {needs} no training."
+    return f"{text}."
 
 
 def tokens_figure(learned: pd.DataFrame, tasks: Sequence[str], sizes: Sequence[int], note: str = ""):
@@ -190,19 +200,18 @@ def tokens_message(learned: pd.DataFrame) -> str:
     """On how many tasks three layers lead with the most tokens."""
     most = learned[learned.tokens == learned.tokens.max()]
     tasks = most.task.unique()
-    ahead = {
-        other: clear_gains(most, "roc_area", "three_hidden", other) for other in ("hidden", "wide_hidden")
-    }
+    ahead_of_one = clear_gains(most, "roc_area", "three_hidden", "hidden")
+    ahead_of_wide = clear_gains(most, "roc_area", "three_hidden", "wide_hidden")
     tokens = f"{round(learned.tokens.max(), -3):,} training tokens"
-    if not any(ahead.values()):
+    if not ahead_of_one and not ahead_of_wide:
         return (
             f"Even with {tokens}, a classifier on three states does not rank tokens clearly better than one "
             "on a single state"
         )
     return (
         f"With {tokens}, a classifier on three states ranks tokens clearly better than one on a single state "
-        f"{on_tasks(ahead['hidden'], tasks)}, and than one with as many parameters "
-        f"{on_tasks(ahead['wide_hidden'], tasks)}"
+        f"{on_tasks(ahead_of_one, tasks)}, and than one with as many parameters "
+        f"{on_tasks(ahead_of_wide, tasks)}"
     )
 
 
@@ -211,14 +220,16 @@ def tokens_conclusion(learned: pd.DataFrame) -> str:
     gains = gains_of_three(learned)
     ahead = int((gains.low > 0).sum())
     behind = int((gains.high < 0).sum())
-    opening = "" if ahead else "More training tokens give a classifier on three states no advantage: "
-    compared = (
-        f"with the most tokens, {'it' if opening else 'a classifier on three states'} is clearly ahead of "
-        f"another classifier in {ahead or 'none'} of {len(gains)} comparisons and clearly behind in "
-        f"{behind or 'none'} (95 % interval on one side of zero); the area differs by "
-        f"{span(gains.gain, '{:+z.3f}')}."
+    opening = "With the most tokens, a classifier on three states"
+    if not ahead:
+        opening = (
+            "More training tokens give a classifier on three states no advantage: with the most tokens, it"
+        )
+    return (
+        f"{_tokens_needed(learned)}{opening} is clearly ahead of another classifier in {ahead or 'none'} of "
+        f"{len(gains)} comparisons and clearly behind in {behind or 'none'} (95 % interval on one side of "
+        f"zero); the area differs by {span(gains.gain, '{:+z.3f}')}."
     )
-    return f"{_tokens_needed(learned)}{opening}{compared if opening else capitalized(compared)}"
 
 
 def _tokens_needed(learned: pd.DataFrame) -> str:
