@@ -18,18 +18,12 @@ CHEAPEST = {  # kind of rule -> how its cheapest setting is drawn
 }
 SIGNS = {"^": "▲", "o": "●"}  # the markers of `CHEAPEST` in a text
 FLOPS_DRAWN = (0.3, 1.35)
+SCORES_DRAWN = (0.75, 1.06)
 
 
 def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
     """How many rules keep the quality, and what the cheapest of all and of several layers takes, by task."""
-    numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
-    where = "depending on the task" if numbers.nunique() > 1 else "on every task"
-    comma = "," if numbers.nunique() > 1 else ""
-    keep = "rule keeps" if numbers.max() == 1 else "rules keep"
-    saving = sure[sure.flops_share < 1].groupby("task").size().reindex(tasks, fill_value=0)
-    save = "saves" if saving.max() == 1 else "save"
-    dear = "" if saving.tolist() == numbers.tolist() else f"; {span(saving, '{:d}')} of them {save} FLOPs"
-    counted = f"{span(numbers, '{:d}')} {keep} {quality:.0%} reliably{comma} {where}{dear}."
+    counted = _number_of_rules(sure, tasks, quality)
     if sure.empty:
         return counted
     ordered = sure.sort_values("flops_share", kind="stable")
@@ -38,6 +32,19 @@ def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) ->
     several = ordered[ordered.rule.map(KIND_OF) == SEVERAL].groupby("task").flops_share.min()
     beside = f" Over several layers, the cheapest takes {task_span(several)}." if len(several) else ""
     return f"{counted} The cheapest takes {flops} of the FLOPs ({winners(cheapest)}).{beside}"
+
+
+def _number_of_rules(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
+    """A sentence on how many rules keep the quality, by task, and how many of these save FLOPs."""
+    numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
+    where = ", depending on the task" if numbers.nunique() > 1 else " on every task"
+    keep = "rule keeps" if numbers.max() == 1 else "rules keep"
+    saving = sure[sure.flops_share < 1].groupby("task").size().reindex(tasks, fill_value=0)
+    save = "saves" if saving.max() == 1 else "save"
+    some_save = ""
+    if saving.tolist() != numbers.tolist():
+        some_save = f"; {span(saving, '{:d}')} of them {save} FLOPs"
+    return f"{span(numbers, '{:d}')} {keep} {quality:.0%} reliably{where}{some_save}."
 
 
 def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
@@ -70,26 +77,37 @@ def cheapest_on_front(points: pd.DataFrame, quality: float) -> pd.DataFrame:
 
 
 def _is_reference(rule: str) -> bool:
+    """Whether rules are set beside it: a fixed layer, the oracle, full depth."""
     return RULES[rule].family == "reference"
 
 
+def _fixed_layers(points: pd.DataFrame, quality: float) -> pd.Series:
+    """Task -> FLOPs of the earliest fixed layer that keeps a share of the score on average."""
+    keeping = points[(points.rule == "static") & (points.retained >= quality)]
+    return keeping.groupby("task").flops_share.min()
+
+
 def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
+    """One panel: settings of rules and their front, what they are set beside, the cheapest of each kind."""
     rules = rows[~rows.rule.map(_is_reference)]
-    axis.scatter(
-        rules.flops_share, rules.retained, color="#bbbbbb", s=5, linewidth=0, label="settings of rules"
-    )
+    small = {"color": "#bbbbbb", "s": 5, "linewidth": 0}
+    axis.scatter(rules.flops_share, rules.retained, label="settings of rules", **small)
     best = rules[on_front(rules.flops_share, rules.retained)].sort_values("flops_share", kind="stable")
     axis.plot(best.flops_share, best.retained, color=figures.BLUE, linewidth=1.8, label="front of all rules")
     static = rows[rows.rule == "static"].sort_values("flops_share", kind="stable")
     axis.plot(static.flops_share, static.retained, ".:", color="black", label="a fixed layer")
     for rule, marker in (("oracle", "*"), ("full_depth", "+")):
         point = rows[rows.rule == rule]
-        axis.plot(
-            point.flops_share, point.retained, marker, color="black", markersize=9, label=figures.label(rule)
-        )
+        look = {"color": "black", "markersize": 9, "label": figures.label(rule)}
+        axis.plot(point.flops_share, point.retained, marker, **look)
     axis.axhline(quality, color=figures.GREY, linewidth=0.8, linestyle=":")
-    axis.set(xlim=FLOPS_DRAWN, ylim=(0.75, 1.06))
-    cheapest = open_question.cheapest(open_question.of_rules(rows[rows.retained >= quality]))
+    axis.set(xlim=FLOPS_DRAWN, ylim=SCORES_DRAWN)
+    _mark_the_cheapest(axis, rows[rows.retained >= quality], quality)
+
+
+def _mark_the_cheapest(axis, rows: pd.DataFrame, quality: float) -> None:
+    """A marker on the cheapest rule of each kind, and its name and FLOPs in the lower right corner."""
+    cheapest = open_question.cheapest(open_question.of_rules(rows))
     for number, row in enumerate(cheapest.itertuples()):
         style = CHEAPEST[row.kind]
         look = {"color": style.colour, "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
@@ -103,12 +121,10 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
 def flops_message(points: pd.DataFrame, quality: float) -> str:
     """The cheapest rule at this mean score beside the cheapest fixed layer."""
     cheapest = cheapest_on_front(points, quality).set_index("task").flops_share
-    static = (
-        points[(points.rule == "static") & (points.retained >= quality)].groupby("task").flops_share.min()
-    )
-    ahead = [task for task in cheapest.index if not static.get(task, 9) <= cheapest[task]]
+    fixed = _fixed_layers(points, quality).reindex(cheapest.index)
+    ahead = cheapest.index[fixed.isna() | (cheapest < fixed)]
     where = capitalized(on_tasks(ahead, cheapest.index))
-    who = f"{where} some rule keeps" if ahead else f"{where} does a rule keep"
+    who = f"{where} some rule keeps" if len(ahead) else f"{where} does a rule keep"
     return f"{who} a mean of {quality:.0%} of the score for fewer FLOPs than a fixed layer"
 
 
@@ -117,7 +133,7 @@ def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
     cheapest = cheapest_on_front(points, quality)
     if cheapest.empty:
         return f"No rule keeps a mean of {quality:.0%} of the score."
-    fixed = points[(points.rule == "static") & (points.retained >= quality)].groupby("task").flops_share.min()
+    fixed = _fixed_layers(points, quality)
     beside = f"the earliest fixed layer {task_span(fixed)}" if len(fixed) else "no fixed layer keeps it"
     flops = task_span(cheapest.set_index("task").flops_share)
     return (
@@ -134,13 +150,14 @@ def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
         return ""
     least = rows[rows.reading == BETWEEN].groupby("task").flops_share.min()
     missing = (rows.reading == ALL_LOSE_MORE).groupby(rows.task, sort=False).sum()
-    every = "Every rule has a setting that strict."
-    have = "rules have" if missing.max() > 1 else "rules has"
-    where = capitalized(worst_tasks(missing))
-    some = f"{where}, {missing.max()} of {rows.rule.nunique()} {have} no setting that strict."
+    strict = "Every rule has a setting that strict."
+    if missing.max():
+        have = "rules have" if missing.max() > 1 else "rules has"
+        where = capitalized(worst_tasks(missing))
+        strict = f"{where}, {missing.max()} of {rows.rule.nunique()} {have} no setting that strict."
     return (
         f"At a mean consistency loss of {wanted:.0%}, the cheapest rule takes {task_span(least)} of the "
-        f"FLOPs. {some if missing.max() else every}"
+        f"FLOPs. {strict}"
     )
 
 

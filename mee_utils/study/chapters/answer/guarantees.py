@@ -16,10 +16,7 @@ BOUNDS = {"no_test": "no test", "hoeffding_bentkus": "Hoeffding-Bentkus", "betti
 
 def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str = ""):
     """FLOPs of the cheapest rule of each family at each guaranteed consistency loss."""
-    passed = calibrated[
-        calibrated.found & (calibrated.kind == "consistency") & (calibrated.bound == "hoeffding_bentkus")
-    ]
-    best = best_of_families(passed, ["task", "delta"], "flops_share")
+    best = best_of_families(_passed(calibrated), ["task", "delta"], "flops_share")
     order = best.groupby("family").flops_share.mean().sort_values(ascending=False, kind="stable").index
     return figures.facets(
         best,
@@ -38,17 +35,12 @@ def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str =
 
 def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: Sequence[float]) -> None:
     """One panel: on the line of each family a marker for each guaranteed loss, one above the other."""
-    shades = [str(0.65 - 0.6 * number / max(1, len(deltas) - 1)) for number in range(len(deltas))]
-    styles = {
-        delta: figures.Style(f"loss of at most {delta:g}", shade, marker)
-        for delta, shade, marker in zip(deltas, shades, "oD^sv", strict=False)
-    }
     apart = {delta: 0.8 * ((number + 0.5) / len(deltas) - 0.5) for number, delta in enumerate(deltas)}
     heights = rows.family.map(families.index) + rows.delta.map(apart)
-    saving = rows.flops_share < 1
-    drawn = rows.assign(height=heights)[saving]
+    drawn = rows.assign(height=heights)[rows.flops_share < 1]
     band = ("flops_low", "flops_high") if "flops_low" in drawn else None
-    figures.dots(axis, drawn, "flops_share", "height", "delta", xband=band, styles=styles, markersize=5)
+    look = {"styles": _styles_of(deltas), "markersize": 5}
+    figures.dots(axis, drawn, "flops_share", "height", "delta", xband=band, **look)
     spent = rows.set_index(["family", "delta"]).flops_share
     for number, family in enumerate(families):
         for delta in deltas:
@@ -61,6 +53,15 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: 
     axis.set_yticks(range(len(families)), names, fontsize=9)
     axis.set_ylim(-0.6, len(families) - 0.4)
     axis.grid(axis="y", visible=False)
+
+
+def _styles_of(deltas: Sequence[float]) -> dict[float, figures.Style]:
+    """A marker for each guaranteed loss, the darker the larger the loss."""
+    styles = {}
+    for number, (delta, marker) in enumerate(zip(deltas, "oD^sv", strict=False)):
+        shade = str(0.65 - 0.6 * number / max(1, len(deltas) - 1))  # of grey
+        styles[delta] = figures.Style(f"loss of at most {delta:g}", shade, marker)
+    return styles
 
 
 def _in_place_of_a_marker(share: float | None) -> str:
@@ -95,9 +96,15 @@ def guaranteed_cost(calibrated: pd.DataFrame, delta: float) -> str:
 
 def _cheapest_guaranteed(calibrated: pd.DataFrame, delta: float) -> pd.DataFrame:
     """For each task the cheapest rule whose threshold passed at this bound on the consistency loss."""
-    chosen = calibrated[(calibrated.kind == "consistency") & (calibrated.delta == delta) & calibrated.found]
-    chosen = chosen[chosen.bound == "hoeffding_bentkus"].sort_values(["task", "flops_share"], kind="stable")
+    passed = _passed(calibrated)
+    chosen = passed[passed.delta == delta].sort_values(["task", "flops_share"], kind="stable")
     return chosen.drop_duplicates("task")
+
+
+def _passed(calibrated: pd.DataFrame) -> pd.DataFrame:
+    """The thresholds that guarantee a consistency loss, by the bound that is drawn."""
+    is_drawn = (calibrated.kind == "consistency") & (calibrated.bound == "hoeffding_bentkus")
+    return calibrated[calibrated.found & is_drawn]
 
 
 def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:

@@ -49,21 +49,27 @@ def open_question_message(asked: open_question.Answers, tasks: Sequence[str]) ->
 def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str], quality: float) -> str:
     """MEE's open question, answered by FLOPs on average, by FLOPs reliably, and by the clock."""
     ahead = open_question.ahead_tasks(asked.mean)
-    faster = open_question.faster_tasks(asked.clock)
-    untimed = open_question.untimed_tasks(asked.clock)
-    where = capitalized(on_tasks(untimed, tasks))
-    not_timed = f" {where}, some of these rules are not timed." if untimed else ""
-    some = f"some of them beat full depth in every timing run {on_tasks(faster, tasks)}"
     unexpected = " (expected: on none)" if ahead else ""
-    clock = some if faster else "none that is timed beats full depth in every timing run"
     return (
         f"{open_question_message(asked, tasks)} At a mean of {quality:.0%} of the score they save FLOPs "
         f"{_where_and_how_much(asked.mean, tasks)}; the cheapest rule over one layer takes "
         f"{task_span(open_question.flops(asked.mean, open_question.ONE))}. On the examples on which they are "
         f"chosen, several layers are cheaper {on_tasks(ahead, tasks)}{unexpected}. Reliably, they save FLOPs "
-        f"{_where_and_how_much(asked.reliable, tasks)}. By the clock, one output at a time, "
-        f"{clock}.{not_timed}"
+        f"{_where_and_how_much(asked.reliable, tasks)}. {_by_the_clock(asked.clock, tasks)}"
     )
+
+
+def _by_the_clock(clock: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """Where some rule over several layers beats full depth, and where some of them are not timed."""
+    faster = open_question.faster_tasks(clock)
+    beats = "none that is timed beats full depth in every timing run"
+    if faster:
+        beats = f"some of them beat full depth in every timing run {on_tasks(faster, tasks)}"
+    text = f"By the clock, one output at a time, {beats}."
+    untimed = open_question.untimed_tasks(clock)
+    if untimed:
+        text += f" {capitalized(on_tasks(untimed, tasks))}, some of these rules are not timed."
+    return text
 
 
 def _where_and_how_much(table: pd.DataFrame, tasks: Sequence[str]) -> str:

@@ -25,11 +25,11 @@ VERSIONS = {
 
 def named_bugs(bugs: pd.DataFrame) -> pd.DataFrame:
     """Every measured case with a `name`: bug, rule, model and, where there are several, the batch."""
-    several = bugs.groupby(["bug", "rule"]).batch.transform("nunique") > 1
-    batches = bugs.batch.map(", batch {}".format).where(several, "")
+    several_batches = bugs.groupby(["bug", "rule"]).batch.transform("nunique") > 1
+    batches = bugs.batch.map(", batch {}".format).where(several_batches, "")
     rules = bugs.rule.map(figures.label)
     models = bugs.model.map(figures.label)
-    return bugs.assign(several=several, name=bugs.bug + ": " + rules + ", " + models + batches)
+    return bugs.assign(several=several_batches, name=bugs.bug + ": " + rules + ", " + models + batches)
 
 
 def bugs_figure(bugs: pd.DataFrame, tasks: Sequence[str], note: str = ""):
@@ -92,12 +92,11 @@ def bugs_conclusion(bugs: pd.DataFrame) -> str:
 
 def ledger_message(ledger: pd.DataFrame) -> str:
     """How many statements have each verdict."""
-    counts = ledger.verdict.value_counts()
-    verdicts = [
-        (count, IN_PLURAL.get(verdict, verdict) if count > 1 else verdict)
-        for verdict, count in counts.items()
-    ]
-    return f"Of {len(ledger)} statements, {listed(f'{count} {said}' for count, said in verdicts)}"
+    parts = []
+    for verdict, count in ledger.verdict.value_counts().items():
+        said = IN_PLURAL.get(verdict, verdict) if count > 1 else verdict
+        parts.append(f"{count} {said}")
+    return f"Of {len(ledger)} statements, {listed(parts)}"
 
 
 def ledger_conclusion(ledger: pd.DataFrame) -> str:

@@ -60,26 +60,21 @@ def four_ways(
     Half of the timing rounds choose the fastest (`ranked`), the speeds are those of the other half.
     """
     kinds = answer.rule.map(KIND_OF).fillna(OTHER_RULES)
-    parts = [
+    of_ways = [
         fixed[fixed.retained >= quality].assign(way=FIXED_LAYER),
         answer[kinds == OTHER_RULES].assign(way=ONE),
         answer[kinds == SEVERAL].assign(way=SEVERAL),
         verified.assign(way=VERIFIED, retained=1.0),
     ]
     columns = ["task", "batch", "way", "rule", "threshold", "retained", *SPEEDS, "ranked"]
-    parts = [part.reindex(columns=columns) for part in parts if len(part)]
-    if not parts:
+    timed = [settings.reindex(columns=columns) for settings in of_ways if len(settings)]
+    if not timed:
         return pd.DataFrame(columns=columns[:-1])
-    timed = pd.concat(parts, ignore_index=True)
-    ordered = timed.sort_values("ranked", ascending=False, kind="stable")
+    ordered = pd.concat(timed, ignore_index=True).sort_values("ranked", ascending=False, kind="stable")
     fastest = ordered.drop_duplicates(["task", "batch", "way"])
-    height = fastest.way.map(list(WAYS).index)
-    return (
-        fastest.assign(height=height)
-        .sort_values(["task", "batch", "height"])
-        .drop(columns=["height", "ranked"])
-        .reset_index(drop=True)
-    )
+    from_the_top = fastest.assign(height=fastest.way.map(list(WAYS).index))
+    from_the_top = from_the_top.sort_values(["task", "batch", "height"])
+    return from_the_top.drop(columns=["height", "ranked"]).reset_index(drop=True)
 
 
 def absent_ways(
@@ -95,11 +90,11 @@ def absent_ways(
     kinds = saving.rule.map(KIND_OF).fillna(OTHER_RULES).replace({OTHER_RULES: ONE})
     safe = set(zip(saving.task, kinds, strict=True))
     absent = {}
-    for key in [(task, way) for task in tasks for way in WAYS]:
-        _, way = key
-        is_none = way in (ONE, SEVERAL) and key not in safe
-        if key not in drawn:
-            absent[key] = "none" if is_none else "not timed"
+    for task in tasks:
+        for way in WAYS:
+            if (task, way) not in drawn:
+                keeps_nothing = way in (ONE, SEVERAL) and (task, way) not in safe
+                absent[task, way] = "none" if keeps_nothing else "not timed"
     return absent
 
 
@@ -134,23 +129,12 @@ def _draw_ways(axis, rows: pd.DataFrame, absent: Mapping[tuple[str, str], str]) 
         if task == rows.task.iloc[0]:
             axis.text(1.01, list(WAYS).index(way), text, fontsize=9, color=figures.GREY, va="center")
     for row in rows.itertuples():
-        style = WAYS[row.way]
-        height = list(WAYS).index(row.way) + (0 if row.batch == 1 else 0.3)
-        whiskers = [[max(row.speed - row.lowest, 0)], [max(row.highest - row.speed, 0)]]
-        look = {"fmt": style.marker, "color": style.colour, "elinewidth": 1, "markersize": 7}
-        if row.batch != 1:
-            look |= {"markerfacecolor": "white", "markersize": 5}
-        axis.errorbar([row.speed], [height], xerr=whiskers, **look)
         if row.batch == 1:
-            axis.annotate(
-                f"{row.speed:.2f}",
-                (row.speed, height),
-                xytext=(0, 6),
-                textcoords="offset points",
-                fontsize=9,
-                ha="center",
-                bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5},
-            )
+            _draw_speed(axis, row, list(WAYS).index(row.way), markersize=7)
+            _write_speed(axis, row.speed, list(WAYS).index(row.way))
+        else:
+            below = list(WAYS).index(row.way) + 0.3
+            _draw_speed(axis, row, below, markersize=5, markerfacecolor="white")
     axis.axvline(1.0, color=figures.GREY, linewidth=1)
     axis.margins(x=0.12)
     axis.set_yticks(range(len(WAYS)), [style.label for style in WAYS.values()], fontsize=9)
@@ -158,23 +142,42 @@ def _draw_ways(axis, rows: pd.DataFrame, absent: Mapping[tuple[str, str], str]) 
     axis.grid(axis="y", visible=False)
 
 
+def _draw_speed(axis, row, height: float, **look) -> None:
+    """A marker with the range over timing runs."""
+    style = WAYS[row.way]
+    whiskers = [[max(row.speed - row.lowest, 0)], [max(row.highest - row.speed, 0)]]
+    axis.errorbar(
+        [row.speed], [height], xerr=whiskers, fmt=style.marker, color=style.colour, elinewidth=1, **look
+    )
+
+
+def _write_speed(axis, speed: float, height: float) -> None:
+    """The speed as a number above its marker."""
+    behind = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5}
+    place = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center"}
+    axis.annotate(f"{speed:.2f}", (speed, height), fontsize=9, bbox=behind, **place)
+
+
 def answer_message(ways: pd.DataFrame, quality: float) -> str:
     """On how many tasks each way is faster than full depth in every round, one output at a time."""
     single = ways[ways.batch == 1]
-    counts = {way: (rows.lowest > 1).sum() for way, rows in single.groupby("way")}
+    by_way = single.groupby("way")
+    faster = {way: (rows.lowest > 1).sum() for way, rows in by_way}
+    timed = {way: rows.task.nunique() for way, rows in by_way}
     tasks = single.task.nunique()
-    timed = {way: rows.task.nunique() for way, rows in single.groupby("way")}
-    of_timed = {way: f" ({_tasks(number)} timed)" if number < tasks else "" for way, number in timed.items()}
-    names = [(way, name) for way, name in CHOSEN.items() if way in counts]
-    if not names:
+    texts = []
+    for way, name in CHOSEN.items():
+        if way in timed:
+            of_timed = f" ({_tasks(timed[way])} timed)" if timed[way] < tasks else ""
+            of_all = f" of {tasks} tasks" if not texts and timed[way] == tasks else ""
+            texts.append(f"{name} on {faster[way] or 'none'}{of_timed}{of_all}")
+    if not texts:
         return "Nothing was timed one output at a time"
-    texts = [f"{name} on {counts[way] or 'none'}{of_timed[way]}" for way, name in names]
-    if timed[names[0][0]] == tasks:
-        texts[0] += f" of {tasks} tasks"
     return f"Faster than full depth in every timing run at {quality:.0%} of the score: {listed(texts)}"
 
 
 def _tasks(number: int) -> str:
+    """ "1 task", "2 tasks"."""
     return f"{number} task" if number == 1 else f"{number} tasks"
 
 
