@@ -14,7 +14,7 @@
 #
 # **What we do.** Train every classifier on the same frozen model, with several seeds; ask first how well each
 # one *ranks* tokens, then what it costs, then decode for real. Rules are compared at equal quality or at
-# equal cost, never at an equal threshold, since a threshold of 0.9 means something different for each of them.
+# equal cost, never at an equal threshold, since the same threshold means something different for each of them.
 #
 # **Expectation** (the papers' hypothesis): the more layers a rule sees, the better it decides and the more it
 # costs.
@@ -184,7 +184,7 @@ experiment.save_figure(figure, "tokens_needed", learned)
 conclude(ranking.tokens_conclusion(learned))
 
 # %% [markdown]
-# ## What they do at a threshold of 0.9
+# ## What they do at one threshold
 #
 # Precision: of the tokens above the threshold at a layer, how many have the last layer's prediction? Recall: of the
 # tokens that have the last layer's prediction at a layer, how many are above the threshold? First seed.
@@ -222,8 +222,8 @@ conclude(at_threshold.calibration_conclusion(reliability))
 # ## What deciding costs
 #
 # FLOPs are counted for a mini T5 with a vocabulary of 1,600 entries and at the sizes of T5-base and T5-large. The
-# *break-even depth* is the mean exit layer below which a rule that decides at every layer from layer 4 on costs less
-# than full depth. Rules over few entries score all entries at the first layer where they decide; that replaces the
+# *break-even depth* is the mean exit layer below which a rule that decides at every layer from the minimum exit layer on
+# costs less than full depth. Rules over few entries score all entries at the first layer where they decide; that replaces the
 # scoring at the last layer for every token that exits. A token that does not exit pays for both.
 
 # %% tags=["hide-input"]
@@ -249,9 +249,9 @@ conclude(flops.cost_conclusion(costs))
 #
 # For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
 # full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. The threshold
-# is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant, since the
-# published one falls with the position, below 0.9 whatever it starts from. Colours and markers say what a rule
-# looks at: the probabilities of one layer over all entries or over few (*pruned*), the state of one layer, or several
+# is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant: the published
+# one falls with the position whatever it starts from, so it cannot be strict throughout. Colours and markers say what a
+# rule looks at: the probabilities of one layer over all entries or over few (*pruned*), the state of one layer, or several
 # layers.
 
 # %% tags=["hide-input"]
@@ -363,9 +363,10 @@ ablations.starts_shown(started)
 # %% [markdown]
 # ## Decoded: the published thresholds
 #
-# Thresholds of 0.9 and 0.7 that fall with the position (CALM's decay, temperature 4), from layer 4 on; and the six
-# published measures at 0.9 with exits from the same share of the depth as MEE's layer 4 of 24. The table has the share
-# of the full score that is kept; where it is empty, a setting was not decoded. 08 draws the speed of these settings.
+# Thresholds that fall with the position (CALM's decay): the one that MEE's report names, and the one of the jobs that
+# were run. The six published measures are decoded at the first of them also with exits from the same share of the depth
+# as MEE's. The table has the share of the full score that is kept; where it is empty, a setting was not decoded. 08 draws
+# the speed of these settings.
 
 # %% tags=["hide-input"]
 rules = [*main[:-1], "narrow_lstm", "lstm"]
@@ -393,7 +394,8 @@ published = experiment.save_table(pd.concat(published, ignore_index=True), "publ
 # %%
 display(outputs.published_shown(published))
 conclude(
-    f"{decoded} outputs per task, first seed.",
+    f"{decoded} outputs per task, first seed; thresholds of {threshold:g} and {other_threshold:g} at a temperature of "
+    f"{decay:g}, exits from layer {min_layer} on, at {threshold:g} also from layer {sixth} on.",
     outputs.published_conclusion(published, sixth, min_layer, threshold),
 )
 

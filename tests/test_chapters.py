@@ -144,7 +144,7 @@ def test_the_verdict_counts_what_is_better_and_what_is_worse():
     (panel,), names = drawn(figure)
     rows = [text.get_text() for text in panel.get_yticklabels()]
     assert rows == ["weighted, all entries", "JSD, all entries"], "nothing plain is as cheap as the third"
-    assert names == [f"threshold that keeps {level}% of the predictions" for level in (95, 99)]
+    assert names == [f"threshold that keeps {level} % of the predictions" for level in (95, 99)]
     both = pd.concat([VERDICTS, VERDICTS.assign(threshold=0.9)], ignore_index=True)
     assert as_decoder._levels(both).tolist() == [95] * 3 + [99] * 3
     assert as_decoder._levels(VERDICTS).tolist() == [99] * 3, "one threshold for both shares"

@@ -95,7 +95,7 @@ def _draw_gains(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
     for shift, (level, look) in zip((-0.17, 0.17), LEVELS.items(), strict=True):
         part = rows[rows.level == level]
         whiskers = [(part.gain - part.low).clip(lower=0), (part.high - part.gain).clip(lower=0)]
-        name = f"threshold that keeps {level}% of the predictions"
+        name = f"threshold that keeps {level} % of the predictions"
         colour = figures.STYLES["weighted"].colour
         of_level = look | {"color": colour, "elinewidth": 1, "label": name}
         axis.errorbar(part.gain, part.height + shift, xerr=whiskers, **of_level)
