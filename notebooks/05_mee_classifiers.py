@@ -394,8 +394,9 @@ published = experiment.save_table(pd.concat(published, ignore_index=True), "publ
 # %%
 display(outputs.published_shown(published))
 conclude(
-    f"{decoded} outputs per task, first seed; thresholds of {threshold:g} and {other_threshold:g} at a temperature of "
-    f"{decay:g}, exits from layer {min_layer} on, at {threshold:g} also from layer {sixth} on.",
+    f"{decoded} outputs per task, first seed. Thresholds of {threshold:g} and {other_threshold:g} "
+    f"(temperature {decay:g}) are tried from layer {min_layer} on, that of {threshold:g} also from layer "
+    f"{sixth} on.",
     outputs.published_conclusion(published, sixth, min_layer, threshold),
 )
 
