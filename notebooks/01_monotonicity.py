@@ -42,7 +42,7 @@ from mee_utils.analysis.statistics import difference_interval, mean_interval
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import drawing
-from mee_utils.study.chapters import monotonicity as chapter
+from mee_utils.study.chapters.monotonicity import closing, overconfidence, settling, tokens
 from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_retrained
 
@@ -94,9 +94,9 @@ if len(seeds):
     spread = experiment.save_table(seed_spread(seeds, "settled_from"), "settling_by_seed")
 
 # %%
-figure = chapter.settled_figure(stable, bands)
+figure = settling.settled_figure(stable, bands)
 experiment.save_figure(figure, "figure_1_settled", stable)
-conclude(chapter.settled_conclusion(stable, gain, spread))
+conclude(settling.settled_conclusion(stable, gain, spread))
 
 # %% [markdown]
 # ## Figure 2: confidence in the final prediction
@@ -109,9 +109,9 @@ conclude(chapter.settled_conclusion(stable, gain, spread))
 confidence = experiment.table(drawing.confidence_table, traces)
 
 # %%
-figure = chapter.confidence_figure(confidence, experiment.note(limit))
+figure = settling.confidence_figure(confidence, experiment.note(limit))
 experiment.save_figure(figure, "figure_2_confidence", confidence)
-conclude(chapter.confidence_conclusion(confidence))
+conclude(settling.confidence_conclusion(confidence))
 
 # %% [markdown]
 # ## Figure 3: individual tokens
@@ -133,7 +133,7 @@ shown_task = "translation" if "translation" in tasks else next(iter(tasks))
 ordered = along[shown_task, "vanilla" if "vanilla" in models else next(iter(models))]
 shown = monotonicity.percentile_tokens(ordered, (0.1, 0.5, 0.9), seed)
 decode = monotonicity.token_text(experiment.tokenizer())
-shown_models = [name for name in models if name in chapter.PAPER_MODELS] or list(models)
+shown_models = [name for name in models if name in tokens.PAPER_MODELS] or list(models)
 trio = {name: along[shown_task, name] for name in shown_models}
 
 
@@ -152,9 +152,9 @@ for percentile, token in shown.items():
     predicted = experiment.table(monotonicity.predictions, trio, labels=["model"], token=token, decode=decode)
     place = f"the token at the {percentile}th percentile"
     small_print = experiment.note(intervals=f"{place}; numbers and shades: probabilities")
-    figure = chapter.token_figure(predicted, shown_task, in_its_sentence(token), small_print)
+    figure = tokens.token_figure(predicted, shown_task, in_its_sentence(token), small_print)
     experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
-conclude(chapter.tokens_conclusion(predicted))
+conclude(tokens.tokens_conclusion(predicted))
 
 # %% [markdown]
 # ## Token by token: is CALM the most monotonic?
@@ -169,9 +169,9 @@ strict = experiment.table(monotonicity.monotonic_shares, traces)
 strict = experiment.save_table(strict, "strictly_monotonic")
 
 # %%
-figure = chapter.monotonic_figure(strict, whiskers)
+figure = tokens.monotonic_figure(strict, whiskers)
 experiment.save_figure(figure, "monotonic_tokens", strict)
-conclude(chapter.monotonic_conclusion(strict))
+conclude(tokens.monotonic_conclusion(strict))
 
 # %% [markdown]
 # ## Going further: are the early layers overconfident?
@@ -193,9 +193,9 @@ kept = ["task", "model", "layer", *[c for c in per_layer if c.startswith("expect
 errors = experiment.save_table(per_layer[per_layer.layer.isin(thirds)][kept], "expected_calibration_error")
 
 # %%
-figure = chapter.overconfidence_figure(per_layer, experiment.note(limit))
+figure = overconfidence.overconfidence_figure(per_layer, experiment.note(limit))
 experiment.save_figure(figure, "confidence_against_accuracy", per_layer)
-conclude(chapter.overconfidence_conclusion(per_layer, thirds[0]))
+conclude(overconfidence.overconfidence_conclusion(per_layer, thirds[0]))
 
 # %% [markdown]
 # The same, bin by bin, at a third and two thirds of the depth. On the diagonal, confidence equals accuracy; below it
@@ -214,9 +214,9 @@ def reliability_in_bins(t, **labels):
 reliability = experiment.table(reliability_in_bins, along)
 
 # %%
-figure = chapter.reliability_figure(reliability, thirds[:2], whiskers)
-experiment.save_figure(figure, "reliability", chapter.reliability_drawn(reliability))
-conclude(chapter.reliability_conclusion(reliability, thirds[0]))
+figure = overconfidence.reliability_figure(reliability, thirds[:2], whiskers)
+experiment.save_figure(figure, "reliability", overconfidence.reliability_drawn(reliability))
+conclude(overconfidence.reliability_conclusion(reliability, thirds[0]))
 
 # %% [markdown]
 # ## From curves to decoding: what a replay predicts, and what happens
@@ -249,8 +249,8 @@ of_main = {task: t for (task, name), t in traces.items() if name == experiment.m
 # %%
 exits = experiment.table(exits_of, of_main, labels=["task"])
 exits = experiment.save_table(exits, "replay_against_decoding")
-conclude(chapter.decoding_conclusion(exits))
-chapter.exits_shown(exits)
+conclude(closing.decoding_conclusion(exits))
+closing.exits_shown(exits)
 
 # %% [markdown]
 # ## Each published statement beside our number
@@ -279,7 +279,7 @@ claims.show_judged(experiment.save_table(verdicts, "claims"))
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(stable, strict, per_layer))
+conclude(closing.summary(stable, strict, per_layer))
 
 # %% [markdown]
 # **Next:** [02, saturation](02_saturation.ipynb): which tokens are easy?

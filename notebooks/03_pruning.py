@@ -44,7 +44,7 @@ from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import published_reductions
 from mee_utils.study.catalogue import PRUNED, RULES, rule_policies
-from mee_utils.study.chapters import pruning as chapter
+from mee_utils.study.chapters.pruning import closing, complete_table, decision_costs, lists, ranks
 from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_timings
 from mee_utils.study.results import round_table
@@ -77,9 +77,9 @@ sizes = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if k < vocabulary]
 kept_at = experiment.table(pruning.recall, traces, labels, sizes=sizes)
 
 # %%
-figure = chapter.rank_figure(boxes, min_layer, experiment.note(limit))
+figure = ranks.rank_figure(boxes, min_layer, experiment.note(limit))
 experiment.save_figure(figure, "rank_boxes", boxes)
-conclude(chapter.rank_conclusion(boxes, kept_at, min_layer, top_k))
+conclude(ranks.rank_conclusion(boxes, kept_at, min_layer, top_k))
 
 # %% [markdown]
 # ## Confidence against agreement, and the minimum exit layer that follows
@@ -138,9 +138,9 @@ for column, rows in beside.items():
 by_rule = experiment.save_table(by_rule, "minimum_layer_decoded")
 
 # %%
-figure = chapter.confidence_figure(honesty, minimum, precision, note)
+figure = ranks.confidence_figure(honesty, minimum, precision, note)
 experiment.save_figure(figure, "confidence_and_accuracy", honesty)
-conclude(chapter.minimum_conclusion(honesty, by_rule))
+conclude(ranks.minimum_conclusion(honesty, by_rule))
 
 # %% [markdown]
 # ## Recall: is the final token among the best k?
@@ -148,9 +148,9 @@ conclude(chapter.minimum_conclusion(honesty, by_rule))
 # The share of CALM's final tokens that are among the $k$ best entries of a layer: what a list made there holds.
 
 # %%
-figure = chapter.recall_figure(kept_at, top_k, note)
-experiment.save_figure(figure, "recall_by_k", chapter.recall_drawn(kept_at))
-conclude(chapter.recall_conclusion(chapter.recall_drawn(kept_at)))
+figure = lists.recall_figure(kept_at, top_k, note)
+experiment.save_figure(figure, "recall_by_k", lists.recall_drawn(kept_at))
+conclude(lists.recall_conclusion(lists.recall_drawn(kept_at)))
 
 # %% [markdown]
 # ## How long are the lists?
@@ -179,9 +179,9 @@ replays_of_pruned = {key: replay for key, replay in replays.items() if key[-1] i
 by_layer = experiment.table(pruning.kept_by_layer, replays_of_pruned, labels=("model", "task", "rule"))
 
 # %%
-figure = chapter.kept_figure(by_layer, experiment.note(limit))
+figure = lists.kept_figure(by_layer, experiment.note(limit))
 experiment.save_figure(figure, "kept_by_layer", by_layer)
-conclude(chapter.kept_conclusion(by_layer))
+conclude(lists.kept_conclusion(by_layer))
 
 # %% [markdown]
 # ## What happens to a token that does not exit?
@@ -197,11 +197,11 @@ conclude(chapter.kept_conclusion(by_layer))
 # exits; 95 % intervals over outputs).
 
 # %% tags=["hide-input"]
-lost = experiment.save_table(chapter.unreachable(by_layer), "lost_at_the_last_layer")
+lost = experiment.save_table(lists.unreachable(by_layer), "lost_at_the_last_layer")
 
 # %%
-conclude(chapter.unreachable_conclusion(lost))
-chapter.unreachable_shown(lost)
+conclude(lists.unreachable_conclusion(lost))
+lists.unreachable_shown(lost)
 
 # %% [markdown]
 # ## The paper's table, complete
@@ -216,8 +216,8 @@ chapter.unreachable_shown(lost)
 # %%
 setting = f"threshold {threshold}, exits from layer {min_layer} on"
 conclude(f"*{experiment.note(limit, '95 % intervals over examples')}; {setting}.*")
-conclude(chapter.table_conclusion(complete))
-chapter.table_shown(complete)
+conclude(complete_table.table_conclusion(complete))
+complete_table.table_shown(complete)
 
 # %% [markdown]
 # ## Time
@@ -228,13 +228,15 @@ chapter.table_shown(complete)
 # %% tags=["hide-input"]
 compared = complete[(complete.reduction != "full_depth") & complete.model.isin(experiment.backbones)]
 compared = compared[["task", "model", "reduction"]]
-times = chapter.comparable_times(read_timings("reductions", compared, profile), compared)
+times = complete_table.comparable_times(read_timings("reductions", compared, profile), compared)
 if len(times):
     times = experiment.save_table(times, "times")
 
 # %%
-conclude(chapter.times_conclusion(times, compared) or "These settings are not timed yet: run make bench.")
-chapter.times_shown(times)
+conclude(
+    complete_table.times_conclusion(times, compared) or "These settings are not timed yet: run make bench."
+)
+complete_table.times_shown(times)
 
 # %% [markdown]
 # ## Each published row beside ours
@@ -253,8 +255,8 @@ beside = published_reductions(complete.replace(as_published), all_times, experim
 beside = experiment.save_table(beside, "published_rows")
 
 # %%
-conclude(chapter.published_conclusion(beside), chapter.left_out(beside))
-chapter.published_shown(beside)
+conclude(complete_table.published_conclusion(beside), complete_table.left_out(beside))
+complete_table.published_shown(beside)
 
 # %% [markdown]
 # ## How small may k be?
@@ -277,9 +279,9 @@ swept = pd.DataFrame(swept)
 
 # %%
 used = {"fixed": top_k, "few": top_k, "decaying": least_k}
-figure = chapter.sweep_figure(swept, used, note)
+figure = lists.sweep_figure(swept, used, note)
 experiment.save_figure(figure, "sweep_of_k", swept)
-conclude(chapter.sweep_conclusion(swept))
+conclude(lists.sweep_conclusion(swept))
 
 # %% [markdown]
 # ## What a decision costs
@@ -298,9 +300,9 @@ for shape, sizes in SHAPES.items():
 costs = pd.DataFrame(costs)
 
 # %%
-figure = chapter.cost_figure(costs)
+figure = decision_costs.cost_figure(costs)
 experiment.save_figure(figure, "cost_of_a_readout", costs)
-conclude(chapter.cost_conclusion(costs, first_k))
+conclude(decision_costs.cost_conclusion(costs, first_k))
 
 # %% [markdown]
 # ## At equal quality
@@ -323,9 +325,10 @@ equal = experiment.save_table(equal, "at_equal_quality")
 
 # %%
 conclude(
-    chapter.equal_conclusion(equal, experiment.layers), chapter.reached_conclusion(equal, experiment.layers)
+    decision_costs.equal_conclusion(equal, experiment.layers),
+    decision_costs.reached_conclusion(equal, experiment.layers),
 )
-chapter.equal_shown(equal, experiment.layers)
+decision_costs.equal_shown(equal, experiment.layers)
 
 # %% [markdown]
 # ## Each published statement beside our number
@@ -355,7 +358,7 @@ claims.show_judged(experiment.save_table(judged, "claims"))
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(complete, swept, costs, lost, vocabulary))
+conclude(closing.summary(complete, swept, costs, lost, vocabulary))
 
 # %% [markdown]
 # **Next:** [04](04_contrastive_decoding.ipynb): does contrast between layers improve the confidence itself?

@@ -47,7 +47,7 @@ from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import figures
 from mee_utils.study.catalogue import CONTRASTED, RULES, rule_policies
-from mee_utils.study.chapters import contrast as chapter
+from mee_utils.study.chapters.contrast import as_confidence, as_decoder, costs, mechanism
 from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_timings
 from mee_utils.traces.replay import replay_policies
@@ -97,12 +97,12 @@ def one_token(t, task):
 single = experiment.table(one_token, traces, labels=["task"])
 
 # %%
-example = chapter.telling_example(single)
-figure = chapter.one_token_figure(
+example = mechanism.telling_example(single)
+figure = mechanism.one_token_figure(
     example, main, experiment.note(intervals="numbers and shades: probabilities")
 )
 experiment.save_figure(figure, "one_token", single)
-conclude(chapter.one_token_conclusion(example))
+conclude(mechanism.one_token_conclusion(example))
 
 # %% [markdown]
 # ## Which layer is the amateur under JSD?
@@ -116,9 +116,9 @@ def amateurs_of(t, task):
 amateurs = experiment.table(amateurs_of, traces, labels=["task"])
 
 # %%
-figure = chapter.amateur_figure(amateurs, experiment.note(limit))
+figure = mechanism.amateur_figure(amateurs, experiment.note(limit))
 experiment.save_figure(figure, "chosen_amateur", amateurs)
-conclude(chapter.amateur_conclusion(amateurs))
+conclude(mechanism.amateur_conclusion(amateurs))
 
 # %% [markdown]
 # ## The degenerate case: a plausible set with one member
@@ -154,9 +154,9 @@ for task in tasks:
 at_level = experiment.save_table(pd.DataFrame(at_level), "at_equal_threshold")
 
 # %%
-figure = chapter.plausible_figure(plausible, experiment.note(limit))
+figure = mechanism.plausible_figure(plausible, experiment.note(limit))
 experiment.save_figure(figure, "one_candidate", plausible)
-conclude(chapter.plausible_conclusion(plausible, at_level, min_layer, threshold))
+conclude(mechanism.plausible_conclusion(plausible, at_level, min_layer, threshold))
 
 # %% [markdown]
 # ## As a confidence measure: does contrast rank tokens better?
@@ -177,9 +177,9 @@ for name, task in pairs:
 ranks = experiment.table(decisions.ranking, ranked, labels=("model", "task", "rule"))
 
 # %%
-figure = chapter.ranking_figure(ranks, experiment.note(limit, over_sequences))
+figure = as_confidence.ranking_figure(ranks, experiment.note(limit, over_sequences))
 experiment.save_figure(figure, "ranking", ranks)
-conclude(chapter.ranking_conclusion(ranks))
+conclude(as_confidence.ranking_conclusion(ranks))
 
 # %% [markdown]
 # ## As a confidence measure: is it cheaper at equal quality?
@@ -193,9 +193,9 @@ equal = experiment.table(comparison.at_equal_quality, replays, labels=("task", "
 
 # %%
 whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
-figure = chapter.equal_quality_figure(equal, note=whiskers)
+figure = as_confidence.equal_quality_figure(equal, note=whiskers)
 experiment.save_figure(figure, "equal_quality", equal)
-conclude(chapter.equal_quality_conclusion(equal))
+conclude(as_confidence.equal_quality_conclusion(equal))
 
 # %% [markdown]
 # The FLOPs with other minimum exit layers (98 % of the predictions kept, a few entries scored):
@@ -212,8 +212,8 @@ for task, t in traces.items():
         labels = {"task": task, "rule": rule, "min_layer": start}
         starts.append(comparison.at_equal_quality(replayed, [0.98], **labels))
 starts = experiment.save_table(pd.concat(starts, ignore_index=True), "minimum_layer")
-conclude(chapter.starts_conclusion(starts))
-chapter.starts_shown(starts)
+conclude(as_confidence.starts_conclusion(starts))
+as_confidence.starts_shown(starts)
 
 # %% [markdown]
 # ## As a decoder: is the contrast's token better?
@@ -238,7 +238,7 @@ for name, task in pairs:
 tokens_too = experiment.save_table(pd.concat(tokens_too, ignore_index=True), "as_decoder")
 
 # %%
-conclude(chapter.decoder_conclusion(tokens_too))
+conclude(as_decoder.decoder_conclusion(tokens_too))
 shown = tokens_too[tokens_too.rule != "full_depth"].set_index(["model", "task", "rule", "alpha"])
 shown = shown[["retained", "low", "high", "same_output"]].round(3)
 shown.rename(figures.label).rename(columns={"retained": "score kept", "same_output": "outputs unchanged"})
@@ -278,11 +278,11 @@ points = experiment.save_table(pd.concat(points, ignore_index=True), "score_agai
 verdicts = pd.concat(verdicts, ignore_index=True)
 
 # %%
-figure = chapter.pareto_figure(
+figure = as_decoder.pareto_figure(
     verdicts, experiment.note(decoded, "whiskers: simultaneous 95 % intervals over examples")
 )
 experiment.save_figure(figure, "pareto_verdict", verdicts)
-conclude(chapter.pareto_conclusion(verdicts))
+conclude(as_decoder.pareto_conclusion(verdicts))
 
 # %% [markdown]
 # ## By the clock
@@ -302,7 +302,7 @@ wanted = pd.MultiIndex.from_product([["t5-base", "t5-large"], decided], names=["
 measured = read_timings("one decision", wanted.to_frame(index=False), complete=True)
 if len(measured):
     experiment.save_table(measured, "measured_cost")
-conclude(chapter.clock_conclusion(measured) if len(measured) else "Not measured: run `make bench`.")
+conclude(costs.clock_conclusion(measured) if len(measured) else "Not measured: run `make bench`.")
 named = measured.replace({"softmax_margin": "margin", " ids kept": " entries"}, regex=True)
 named.pivot(index="what", columns="shape", values="median").round(2)
 
@@ -322,7 +322,7 @@ tried = {"full_depth": None} | rule_policies(rules, 1.0, settings)
 tried["static"] = RULES["static"].policy(min_layer, settings)
 long_costs = long_documents.costs_by_part(long_model, documents, tried, 12)
 experiment.save_table(long_costs, "long_documents")
-conclude(chapter.long_conclusion(long_costs))
+conclude(costs.long_conclusion(long_costs))
 shown = long_costs.set_index("rule").rename(figures.label)
 shown = shown[["flops_share", "readout_share", "source_share"]].round(3)
 shown.rename(columns={"flops_share": "FLOPs", "readout_share": "logits", "source_share": "source"})
@@ -336,7 +336,7 @@ grown = [
 grown = pd.concat(grown, ignore_index=True)
 
 # %%
-figure = chapter.lengths_figure(grown)
+figure = costs.lengths_figure(grown)
 experiment.save_figure(figure, "long_inputs", grown)
 conclude(
     "With a long source, cross-attention and the keys and values of the source outweigh the logits: the "
@@ -348,11 +348,11 @@ conclude(
 
 # %% tags=["hide-input"]
 conclude(
-    f"{chapter.ranking_message(ranks)}.",
-    f"{chapter.equal_quality_message(equal)}.",
-    f"{chapter.decoder_message(tokens_too) or 'Full depth scores nothing here'}.",
-    f"{chapter.pareto_message(verdicts)}.",
-    f"{chapter.amateur_message(amateurs)}.",
+    f"{as_confidence.ranking_message(ranks)}.",
+    f"{as_confidence.equal_quality_message(equal)}.",
+    f"{as_decoder.decoder_message(tokens_too) or 'Full depth scores nothing here'}.",
+    f"{as_decoder.pareto_message(verdicts)}.",
+    f"{mechanism.amateur_message(amateurs)}.",
 )
 
 # %% [markdown]

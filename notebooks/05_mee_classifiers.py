@@ -14,7 +14,7 @@
 #
 # **What we do.** Train every classifier on the same frozen model, with several seeds; ask first how well each
 # one *ranks* tokens, then what it costs, then decode for real. Rules are compared at equal quality or at
-# equal cost, never at an equal threshold, since a threshold of 0.9 means something different for each of them.
+# equal cost, never at an equal threshold, since the same threshold means something different for each of them.
 #
 # **Expectation** (the papers' hypothesis): the more layers a rule sees, the better it decides and the more it
 # costs.
@@ -45,8 +45,7 @@ from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.study import drawings, figures
 from mee_utils.study.catalogue import MAIN_MODEL, RULES, VARIANTS
-from mee_utils.study.chapters import classifiers as chapter
-from mee_utils.study.chapters import history as of_predictions
+from mee_utils.study.chapters.classifiers import ablations, at_threshold, flops, history, outputs, ranking
 from mee_utils.study.prose import conclude
 from mee_utils.study.published_setting import first_exit_layers
 from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
@@ -118,10 +117,10 @@ curves = pd.concat(
 )
 learning = comparison.seed_interval(curves, ["rule", "epoch"], ["loss", "held_out_loss"])
 experiment.save_table(learning, "learning_curves")
-ends = chapter.last_epoch(learning)
+ends = ranking.last_epoch(learning)
 named = ends.assign(rule=ends.rule.map(figures.label)).set_index("rule").round(3)
 display(named.rename(columns=figures.label))
-conclude(chapter.learning_conclusion(ends))
+conclude(ranking.learning_conclusion(ends))
 
 # %% [markdown]
 # ## Who ranks tokens best?
@@ -157,13 +156,13 @@ overall = experiment.table(decisions.overall_ranking, replays, of_replay)
 mean_rank = comparison.seed_interval(overall, kinds, ["roc_area"])
 
 # %%
-figure = chapter.ranking_figure(by_layer, mean_rank, list(tasks), bands)
+figure = ranking.ranking_figure(by_layer, mean_rank, list(tasks), bands)
 experiment.save_figure(figure, "ranking", by_layer)
-conclude(chapter.ranking_conclusion(mean_rank))
+conclude(ranking.ranking_conclusion(mean_rank))
 
 # %% tags=["hide-input"]
 experiment.save_table(mean_rank, "mean_ranking")
-chapter.ranking_shown(mean_rank)
+ranking.ranking_shown(mean_rank)
 
 # %% [markdown]
 # ## How many tokens does a classifier need?
@@ -178,14 +177,14 @@ learned = comparison.seed_interval(learned, ["task", "rule", "tokens"], ["roc_ar
 sizes = experiment.profile.results.learning_tokens
 
 # %%
-figure = chapter.tokens_figure(
+figure = ranking.tokens_figure(
     learned, list(tasks), sizes, experiment.note(intervals="bands: 95 % intervals over seeds")
 )
 experiment.save_figure(figure, "tokens_needed", learned)
-conclude(chapter.tokens_conclusion(learned))
+conclude(ranking.tokens_conclusion(learned))
 
 # %% [markdown]
-# ## What they do at a threshold of 0.9
+# ## What they do at one threshold
 #
 # Precision: of the tokens above the threshold at a layer, how many have the last layer's prediction? Recall: of the
 # tokens that have the last layer's prediction at a layer, how many are above the threshold? First seed.
@@ -200,9 +199,9 @@ quality_of = experiment.table(decisions.precision_and_recall, of_first_seed, lab
 over_sequences = experiment.note(limit, "bands: 95 % intervals over sequences")
 
 # %%
-figure = chapter.decisions_figure(quality_of, threshold, over_sequences)
+figure = at_threshold.decisions_figure(quality_of, threshold, over_sequences)
 experiment.save_figure(figure, "precision_and_recall", quality_of)
-conclude(chapter.decisions_conclusion(quality_of))
+conclude(at_threshold.decisions_conclusion(quality_of))
 
 # %% [markdown]
 # Is a confidence a probability? We plot it against the share of predictions that are the last layer's, over all layers
@@ -215,16 +214,16 @@ of_chosen = {(task, rule): of_first_seed[task, rule] for task in tasks for rule 
 reliability = experiment.table(decisions.reliability_diagram, of_chosen, labels)
 
 # %%
-figure = chapter.calibration_figure(reliability, experiment.note(limit))
+figure = at_threshold.calibration_figure(reliability, experiment.note(limit))
 experiment.save_figure(figure, "calibration", reliability)
-conclude(chapter.calibration_conclusion(reliability))
+conclude(at_threshold.calibration_conclusion(reliability))
 
 # %% [markdown]
 # ## What deciding costs
 #
 # FLOPs are counted for a mini T5 with a vocabulary of 1,600 entries and at the sizes of T5-base and T5-large. The
-# *break-even depth* is the mean exit layer below which a rule that decides at every layer from layer 4 on costs less
-# than full depth. Rules over few entries score all entries at the first layer where they decide; that replaces the
+# *break-even depth* is the mean exit layer below which a rule that decides at every layer from the minimum exit layer on
+# costs less than full depth. Rules over few entries score all entries at the first layer where they decide; that replaces the
 # scoring at the last layer for every token that exits. A token that does not exit pays for both.
 
 # %% tags=["hide-input"]
@@ -241,18 +240,18 @@ for shape, sizes in SHAPES.items():
 costs = pd.DataFrame(costs)
 
 # %%
-figure = chapter.cost_figure(costs)
+figure = flops.cost_figure(costs)
 experiment.save_figure(figure, "cost_of_deciding", costs)
-conclude(chapter.cost_conclusion(costs))
+conclude(flops.cost_conclusion(costs))
 
 # %% [markdown]
 # ## At equal quality
 #
 # For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
 # full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. The threshold
-# is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant, since the
-# published one falls with the position, below 0.9 whatever it starts from. Colours and markers say what a rule
-# looks at: the probabilities of one layer over all entries or over few (*pruned*), the state of one layer, or several
+# is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant: the published
+# one falls with the position whatever it starts from, so it cannot be strict throughout. Colours and markers say what a
+# rule looks at: the probabilities of one layer over all entries or over few (*pruned*), the state of one layer, or several
 # layers.
 
 # %% tags=["hide-input"]
@@ -263,9 +262,9 @@ at_equal = comparison.seed_interval(equal, [*kinds, "wanted"], columns)
 middle = at_equal[at_equal.wanted == share]
 
 # %%
-figure = chapter.equal_quality_figure(middle, list(tasks), share, whiskers)
+figure = flops.equal_quality_figure(middle, list(tasks), share, whiskers)
 experiment.save_figure(figure, "at_equal_quality", at_equal)
-conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
+conclude(flops.equal_quality_conclusion(middle, min_layer, share))
 
 # %% [markdown]
 # ## A rule over the history of predictions
@@ -283,10 +282,10 @@ conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
 oracle = {
     task: replay(traces["calm", task], ExitPolicy("oracle", min_layer=min_layer)).mean() for task in tasks
 }
-gains = of_predictions.beside_margin_and_oracle(overall, middle, oracle)
+gains = history.beside_margin_and_oracle(overall, middle, oracle)
 experiment.save_table(gains, "history_of_predictions")
-display(of_predictions.gains_shown(gains))
-conclude(of_predictions.gains_conclusion(gains, share))
+display(history.gains_shown(gains))
+conclude(history.gains_conclusion(gains, share))
 
 # %% [markdown]
 # **Do classifiers learn from the right examples?** The classifiers of MEE and CALM learn on teacher-forced references of
@@ -303,9 +302,9 @@ if sources is None:
 else:
     by_source = comparison.seed_interval(sources, ["task", "rule", "learned_from", "features"], ["roc_area"])
     experiment.save_table(by_source, "learned_from")
-    display(of_predictions.areas_by_source(by_source).round(3))
-    display(of_predictions.areas_by_features(by_source).round(3))
-    conclude(of_predictions.sources_conclusion(by_source), of_predictions.features_conclusion(by_source))
+    display(history.areas_by_source(by_source).round(3))
+    display(history.areas_by_features(by_source).round(3))
+    conclude(history.sources_conclusion(by_source), history.features_conclusion(by_source))
 
 # %% [markdown]
 # ## Ablations
@@ -314,15 +313,15 @@ else:
 # the LSTM, which sees all.
 
 # %% tags=["hide-input"]
-later = comparison.seed_interval(chapter.beside_one_layer(equal, share), ["task", "rule"], ["later"])
+later = comparison.seed_interval(ablations.beside_one_layer(equal, share), ["task", "rule"], ["later"])
 
 # %%
-if chapter.moves_exits(later):
-    figure = chapter.layers_seen_figure(later, list(tasks), share, whiskers)
+if ablations.moves_exits(later):
+    figure = ablations.layers_seen_figure(later, list(tasks), share, whiskers)
     experiment.save_figure(figure, "layers_seen", later)
 else:
     experiment.save_table(later, "layers_seen")
-conclude(chapter.layers_seen_conclusion(later, middle, min_layer))
+conclude(ablations.layers_seen_conclusion(later, middle, min_layer))
 
 # %% [markdown]
 # Second, what the classifier is trained to predict, and on which model (mean exit layers):
@@ -331,8 +330,8 @@ conclude(chapter.layers_seen_conclusion(later, middle, min_layer))
 other = middle[middle.rule.isin(["hidden", "three_hidden", "narrow_lstm"])]
 depth = ["mean_exit_layer", "mean_exit_layer_low", "mean_exit_layer_high"]
 experiment.save_table(other[[*kinds, *depth]], "target_and_backbone")
-conclude(chapter.target_conclusion(other))
-chapter.target_shown(other)
+conclude(ablations.target_conclusion(other))
+ablations.target_shown(other)
 
 # %% [markdown]
 # Third, the minimum exit layer. A layer computes its keys and values of the source when the first token of an output
@@ -358,15 +357,16 @@ started = pd.concat(
     ignore_index=True,
 )
 started = experiment.save_table(started, "minimum_layer")
-conclude(chapter.starts_conclusion(started))
-chapter.starts_shown(started)
+conclude(ablations.starts_conclusion(started))
+ablations.starts_shown(started)
 
 # %% [markdown]
 # ## Decoded: the published thresholds
 #
-# Thresholds of 0.9 and 0.7 that fall with the position (CALM's decay, temperature 4), from layer 4 on; and the six
-# published measures at 0.9 with exits from the same share of the depth as MEE's layer 4 of 24. The table has the share
-# of the full score that is kept; where it is empty, a setting was not decoded. 08 draws the speed of these settings.
+# Thresholds that fall with the position (CALM's decay): the one that MEE's report names, and the one of the jobs that
+# were run. The six published measures are decoded at the first of them also with exits from the same share of the depth
+# as MEE's. The table has the share of the full score that is kept; where it is empty, a setting was not decoded. 08 draws
+# the speed of these settings.
 
 # %% tags=["hide-input"]
 rules = [*main[:-1], "narrow_lstm", "lstm"]
@@ -379,7 +379,7 @@ as_published = {
 }
 as_published |= {
     (rule, threshold, sixth): RULES[rule].policy(threshold, settings | {"min_layer": sixth}, first, decay)
-    for rule in chapter.PUBLISHED
+    for rule in outputs.PUBLISHED
 }
 
 # %% tags=["hide-input"]
@@ -392,10 +392,12 @@ published = [
 published = experiment.save_table(pd.concat(published, ignore_index=True), "published_thresholds")
 
 # %%
-display(chapter.published_shown(published))
+display(outputs.published_shown(published))
 conclude(
-    f"{decoded} outputs per task, first seed.",
-    chapter.published_conclusion(published, sixth, min_layer, threshold),
+    f"{decoded} outputs per task, first seed. Thresholds of {threshold:g} and {other_threshold:g} "
+    f"(temperature {decay:g}) are tried from layer {min_layer} on, that of {threshold:g} also from layer "
+    f"{sixth} on.",
+    outputs.published_conclusion(published, sixth, min_layer, threshold),
 )
 
 # %% [markdown]
@@ -415,9 +417,9 @@ curve_points = curve_points[curve_points.rule.isin(wanted) & curve_points.task.i
 tested = f"{experiment.note()}; {stored.tested} test examples per task"
 
 # %%
-figure = chapter.curves_figure(curve_points, list(tasks), tested)
+figure = outputs.curves_figure(curve_points, list(tasks), tested)
 experiment.save_figure(figure, "score_against_cost", curve_points)
-conclude(chapter.curves_conclusion(curve_points))
+conclude(outputs.curves_conclusion(curve_points))
 
 # %% [markdown]
 # ## Which rules keep 99 % of the score reliably
@@ -429,19 +431,19 @@ conclude(chapter.curves_conclusion(curve_points))
 # %% tags=["hide-input"]
 kept = keeping(stored, "calm", quality)
 kept = experiment.save_table(kept[kept.rule.isin(wanted) & kept.task.isin(list(tasks))], "at_99_percent")
-display(chapter.kept_shown(kept))
-conclude(chapter.kept_conclusion(kept, quality))
+display(outputs.kept_shown(kept))
+conclude(outputs.kept_conclusion(kept, quality))
 
 # %% [markdown]
 # ## What this shows, and what it does not
 
 # %% tags=["hide-input"]
 conclude(
-    f"{chapter.ranking_message(mean_rank)}.",
-    f"{chapter.tokens_message(learned)}.",
-    f"{chapter.equal_quality_message(middle, share)}.",
-    f"{chapter.cheapest_message(curve_points)}.",
-    f"{chapter.answer_message(kept, quality)} (their speed is in 08).",
+    f"{ranking.ranking_message(mean_rank)}.",
+    f"{ranking.tokens_message(learned)}.",
+    f"{flops.equal_quality_message(middle, share)}.",
+    f"{outputs.cheapest_message(curve_points)}.",
+    f"{outputs.answer_message(kept, quality)} (their speed is in 08).",
 )
 
 # %% [markdown]

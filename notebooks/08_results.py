@@ -38,7 +38,7 @@ from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import beside_main_figure, published_main_figure
 from mee_utils.paper.statements import BUGS
 from mee_utils.study import figures, limits, main_figure, open_question, result_tables, rivals, verdicts
-from mee_utils.study.chapters import answer as chapter
+from mee_utils.study.chapters.answer import cheapest, guarantees, mees_question, published, speed
 from mee_utils.study.prose import conclude, listed
 from mee_utils.study.published_setting import EXACT, first_exit_layers, wanted_timings
 
@@ -157,12 +157,12 @@ kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_per
 certain = kept[kept.verdict == result_tables.KEEPS_IT]
 kept_times = result_tables.read_timings("kept", certain, name)
 answer = verdicts.fastest(kept_times)
-fixed = chapter.timed_layers(
+fixed = speed.timed_layers(
     stored, main, result_tables.read_timings("results", stored.select(model=main), name)
 )
 wanted = pd.DataFrame({"task": tasks, "model": main})
-verified = chapter.in_one_batch(result_tables.read_timings("lossless", wanted, name))
-ways = chapter.four_ways(answer, fixed, verified, quality)
+verified = speed.in_one_batch(result_tables.read_timings("lossless", wanted, name))
+ways = speed.four_ways(answer, fixed, verified, quality)
 if len(answer):
     experiment.save_table(answer, "answer")
 else:
@@ -170,10 +170,10 @@ else:
 
 # %%
 if len(ways):
-    absent = chapter.absent_ways(ways, certain, tasks)
-    figure = chapter.answer_figure(ways, tasks, quality, tested, absent)
+    absent = speed.absent_ways(ways, certain, tasks)
+    figure = speed.answer_figure(ways, tasks, quality, tested, absent)
     experiment.save_figure(figure, "four_ways", ways)
-    conclude(chapter.answer_conclusion(ways, quality), chapter.kept_conclusion(certain, tasks, quality))
+    conclude(speed.answer_conclusion(ways, quality), cheapest.kept_conclusion(certain, tasks, quality))
 
 # %% [markdown]
 # FLOPs are not seconds, and keeping 99 % on average may be enough. Score against FLOPs of every setting on CALM's
@@ -184,9 +184,9 @@ points = verdicts.fronts(stored)
 of_main = points[points.model == main]
 
 # %%
-figure = chapter.flops_figure(of_main, tasks, quality, tested)
+figure = cheapest.flops_figure(of_main, tasks, quality, tested)
 experiment.save_figure(figure, "score_against_flops", points)
-conclude(chapter.flops_conclusion(of_main, quality))
+conclude(cheapest.flops_conclusion(of_main, quality))
 
 # %% [markdown]
 # ## MEE's open question: several layers, full quality, and faster?
@@ -199,9 +199,9 @@ conclude(chapter.flops_conclusion(of_main, quality))
 
 # %%
 asked = open_question.answers(of_main, kept, kept_times, quality)
-table = experiment.save_table(chapter.open_question_table(asked), "open_question")
-conclude(chapter.open_question_conclusion(asked, tasks, quality))
-display(chapter.open_question_shown(table))
+table = experiment.save_table(mees_question.open_question_table(asked), "open_question")
+conclude(mees_question.open_question_conclusion(asked, tasks, quality))
+display(mees_question.open_question_shown(table))
 
 # %% [markdown]
 # What rules cost when outputs change by the same amount, and how much training varies between seeds:
@@ -209,11 +209,11 @@ display(chapter.open_question_shown(table))
 # %% tags=["hide-input"]
 equal = verdicts.at_equal_loss(stored, main, (0.01, 0.02, 0.05, 0.1, 0.25))
 equal = experiment.save_table(equal, "at_equal_loss")
-conclude(chapter.equal_loss_conclusion(equal, 0.05))
+conclude(cheapest.equal_loss_conclusion(equal, 0.05))
 seeds = result_tables.read_retrained(name, "seeds")
 if len(seeds):
     spread = experiment.save_table(seed_spread(seeds, "flops_share"), "flops_by_seed")
-    conclude(chapter.seeds_conclusion(spread))
+    conclude(cheapest.seeds_conclusion(spread))
 beside_both = rivals.kept_of_baseline(stored, certain)
 columns = ["task", "rule", "threshold", "flops_share", "retained", "low", "of_vanilla", "of_vanilla_low"]
 experiment.save_table(beside_both[columns], "kept_of_vanilla")
@@ -240,9 +240,9 @@ chosen = verdicts.calibrated(stored, main, demands)
 calibrated = experiment.save_table(chosen, "calibrated")
 
 # %%
-figure = chapter.guarantee_figure(calibrated, tasks, tested)
+figure = guarantees.guarantee_figure(calibrated, tasks, tested)
 experiment.save_figure(figure, "guaranteed_cost", calibrated[calibrated.found])
-conclude(chapter.guarantee_conclusion(calibrated, delta))
+conclude(guarantees.guarantee_conclusion(calibrated, delta))
 
 # %% [markdown]
 # Synthetic data can be generated without end, so the guarantee can be tested literally: on independent calibration
@@ -260,9 +260,9 @@ else:
 
 # %%
 if len(rates):
-    figure = chapter.fresh_figure(rates, stored.eps, experiment.note())
+    figure = guarantees.fresh_figure(rates, stored.eps, experiment.note())
     experiment.save_figure(figure, "fresh_sets", rates)
-    conclude(chapter.fresh_conclusion(rates))
+    conclude(guarantees.fresh_conclusion(rates))
 
 # %% [markdown]
 # ## Bugs of published code, switched on
@@ -274,13 +274,13 @@ if len(rates):
 
 # %% tags=["hide-input"]
 bugs = result_tables.read_measurements(name, "published_bugs")
-drawn = chapter.named_bugs(bugs)
+drawn = published.named_bugs(bugs)
 few = experiment.note(experiment.profile.results.bug_examples, f"whiskers: {intervals}")
 
 # %%
-figure = chapter.bugs_figure(drawn, tasks, few)
+figure = published.bugs_figure(drawn, tasks, few)
 experiment.save_figure(figure, "published_bugs_switched_on", drawn)
-conclude(chapter.bugs_conclusion(bugs))
+conclude(published.bugs_conclusion(bugs))
 
 # %% tags=["hide-input"]
 pd.set_option("display.max_colwidth", None, "display.max_rows", None)
@@ -323,7 +323,7 @@ others, missing = result_tables.claims_of(name)
 if missing:
     conclude(f"The ledger lacks the statements of {listed(missing)}: run `make reproduce PROFILE={name}`.")
 ledger = experiment.save_table(claims.ledger(others, judged), "ledger")
-conclude(chapter.ledger_conclusion(ledger))
+conclude(published.ledger_conclusion(ledger))
 columns = ["notebook", "source", "statement", "published", "judged_by", "ours", "verdict", "reason"]
 ledger[columns]
 
@@ -334,10 +334,10 @@ ledger[columns]
 conclude(
     f"{limits.message(equal_flops)}." if oracle_tables else "",
     f"{rivals.headline(equal_cost)}." if len(equal_cost) else "",
-    f"{chapter.answer_message(ways, quality)}." if len(ways) else "",
-    chapter.open_question_message(asked, tasks),
-    chapter.guaranteed_cost(calibrated, delta),
-    f"{chapter.ledger_message(ledger)}.",
+    f"{speed.answer_message(ways, quality)}." if len(ways) else "",
+    mees_question.open_question_message(asked, tasks),
+    guarantees.guaranteed_cost(calibrated, delta),
+    f"{published.ledger_message(ledger)}.",
 )
 
 # %% [markdown]

@@ -65,8 +65,8 @@ conclude(chapter.overthinking_conclusion(thinking))
 # %% [markdown]
 # ## Fake confidence
 #
-# A layer is confident of a token if its largest probability is above 0.9. How many tokens is it confident of, and how
-# many of these does it get wrong?
+# A layer is confident of a token if its largest probability is above a bound, which stands beside the upper row of the
+# figure. How many tokens is it confident of, and how many of these does it get wrong?
 
 # %% tags=["hide-input"]
 fake = experiment.table(survey.fake_confidence, along, labels=("model", "task"), sure=sure)

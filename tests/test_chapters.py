@@ -7,7 +7,10 @@ import pandas as pd
 import pytest
 
 from mee_utils.study import figures, open_question
-from mee_utils.study.chapters import answer, classifiers, confidence, contrast, survey, thresholds
+from mee_utils.study.chapters import confidence, survey, thresholds
+from mee_utils.study.chapters.answer import cheapest, guarantees, mees_question, published, speed
+from mee_utils.study.chapters.classifiers import ablations, at_threshold, compared, flops, outputs, ranking
+from mee_utils.study.chapters.contrast import as_confidence, as_decoder, mechanism
 from mee_utils.study.chapters.wording import percent_span, winners
 from mee_utils.study.result_tables import KEEPS_IT
 
@@ -61,16 +64,16 @@ TOKEN = pd.DataFrame(
 
 def test_the_example_is_the_task_on_which_the_contrast_changes_most():
     unchanged = TOKEN.assign(task="question_answering", contrast=[0.9, 0.05, 0.05])
-    example = contrast.telling_example(pd.concat([unchanged, TOKEN], ignore_index=True))
+    example = mechanism.telling_example(pd.concat([unchanged, TOKEN], ignore_index=True))
     assert set(example.task) == {"summarization"}
-    figure = contrast.one_token_figure(example, "calm")
+    figure = mechanism.one_token_figure(example, "calm")
     assert message(figure).startswith('In CALM, contrast replaces "a", the expert\'s choice, with "b", which')
     (panel,) = drawn(figure)[0]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["a", "b", "(c)"], "not plausible"
-    dear = contrast.one_token_figure(TOKEN.assign(token=["$5", "$6", "$7"]), "calm")
+    dear = mechanism.one_token_figure(TOKEN.assign(token=["$5", "$6", "$7"]), "calm")
     dear.draw_without_rendering()
     assert r'contrast replaces "\$5"' in message(dear), "no formula"
-    assert contrast.one_token_message(unchanged, "calm") == (
+    assert mechanism.one_token_message(unchanged, "calm") == (
         'In CALM, contrast keeps the expert\'s choice, "a"'
     )
 
@@ -86,17 +89,17 @@ def ranks(margin, weighted):
     ("weighted", "cases"), [(0.8, "every model on every task"), (0.95, "0 of 4 pairs of a model and a task")]
 )
 def test_the_message_on_ranking_follows_the_table(weighted, cases):
-    figure = contrast.ranking_figure(ranks(0.9, weighted))
+    figure = as_confidence.ranking_figure(ranks(0.9, weighted))
     assert message(figure).endswith(f"for {cases} (mean over layers)")
     panels, _ = drawn(figure)
     assert panels[0].get_xlim()[0] > 3, "the axis begins where the data begin"
 
 
 def test_where_no_layer_ranks_tokens_the_figure_says_so():
-    figure = contrast.ranking_figure(ranks(np.nan, np.nan).assign(roc_area=np.nan))
+    figure = as_confidence.ranking_figure(ranks(np.nan, np.nan).assign(roc_area=np.nan))
     assert message(figure) == "No layer has enough tokens of either kind to rank them"
     drawn(figure)
-    assert "at least 20 that are final" in contrast.ranking_conclusion(
+    assert "at least 20 that are final" in as_confidence.ranking_conclusion(
         ranks(0.9, 0.8).assign(roc_area=np.nan)
     )
 
@@ -104,8 +107,8 @@ def test_where_no_layer_ranks_tokens_the_figure_says_so():
 def test_layers_without_an_area_count_for_no_rule():
     table = ranks(0.9, 0.8)
     table.loc[(table.layer == 5) & (table.rule == "unpruned") & (table.model == "calm"), "roc_area"] = np.nan
-    assert contrast.mean_areas(table).unpruned.tolist() == pytest.approx([0.9] * 4)
-    said = contrast.ranking_conclusion(table)
+    assert as_confidence.mean_areas(table).unpruned.tolist() == pytest.approx([0.9] * 4)
+    said = as_confidence.ranking_conclusion(table)
     assert said.startswith("No: the mean area over layers and tasks is 0.900 for the plain margin and 0.800")
     assert said.endswith(
         "The mean is over 7 of 8 layers with CALM: the others have fewer than 20 tokens that are final, or "
@@ -113,8 +116,8 @@ def test_layers_without_an_area_count_for_no_rule():
     )
     ahead = ranks(0.9, 0.8)
     ahead.loc[(ahead.model == "calm") & (ahead.rule == "weighted"), "roc_area"] = 0.95
-    assert contrast.ranking_conclusion(ahead).startswith("Only with CALM: the mean area")
-    assert contrast.ranking_conclusion(ranks(0.7, 0.8)).startswith("Yes: the mean area")
+    assert as_confidence.ranking_conclusion(ahead).startswith("Only with CALM: the mean area")
+    assert as_confidence.ranking_conclusion(ranks(0.7, 0.8)).startswith("Yes: the mean area")
 
 
 VERDICTS = pd.DataFrame(
@@ -133,7 +136,7 @@ VERDICTS = pd.DataFrame(
 
 
 def test_the_verdict_counts_what_is_better_and_what_is_worse():
-    figure = contrast.pareto_figure(VERDICTS)
+    figure = as_decoder.pareto_figure(VERDICTS)
     assert (
         "Of 3 settings with contrast, 1 is clearly better than the plain margin at equal cost and 1 is "
         "clearly worse" in message(figure)
@@ -141,11 +144,11 @@ def test_the_verdict_counts_what_is_better_and_what_is_worse():
     (panel,), names = drawn(figure)
     rows = [text.get_text() for text in panel.get_yticklabels()]
     assert rows == ["weighted, all entries", "JSD, all entries"], "nothing plain is as cheap as the third"
-    assert names == [f"threshold that keeps {level}% of the predictions" for level in (95, 99)]
+    assert names == [f"threshold that keeps {level} % of the predictions" for level in (95, 99)]
     both = pd.concat([VERDICTS, VERDICTS.assign(threshold=0.9)], ignore_index=True)
-    assert contrast._levels(both).tolist() == [95] * 3 + [99] * 3
-    assert contrast._levels(VERDICTS).tolist() == [99] * 3, "one threshold for both shares"
-    assert "Pareto improvement on every task" in contrast.pareto_conclusion(VERDICTS)
+    assert as_decoder._levels(both).tolist() == [95] * 3 + [99] * 3
+    assert as_decoder._levels(VERDICTS).tolist() == [99] * 3, "one threshold for both shares"
+    assert "Pareto improvement on every task" in as_decoder.pareto_conclusion(VERDICTS)
 
 
 def test_contrast_as_a_decoder_is_counted_by_alpha():
@@ -153,7 +156,7 @@ def test_contrast_as_a_decoder_is_counted_by_alpha():
     rows = product(["calm", "vanilla"], ["weighted", "jsd"], [0.1, 0.5])
     decoded = pd.DataFrame(rows, columns=["model", "rule", "alpha"]).assign(task=TASKS[0], retained=0.9)
     decoded = decoded.assign(low=0.8, high=decoded.alpha.map({0.1: 0.95, 0.5: 1.1}))
-    assert contrast.decoder_message(decoded) == (
+    assert as_decoder.decoder_message(decoded) == (
         "As a decoder, contrast clearly raises the score in none of 8 combinations of model, task, contrast "
         "and alpha, and clearly lowers it in 4 of 4 at alpha = 0.1 and in none of 4 at alpha = 0.5"
     )
@@ -162,35 +165,35 @@ def test_contrast_as_a_decoder_is_counted_by_alpha():
 def test_the_legend_of_plausible_sets_names_margins_alone():
     rows = product(TASKS, LAYERS)
     plausible = pd.DataFrame(rows, columns=["task", "layer"]).assign(single=0.5, plain=0.6, contrast=0.6)
-    figure = contrast.plausible_figure(plausible.assign(without_mass=0.8, wrong_single=0.0))
+    figure = mechanism.plausible_figure(plausible.assign(without_mass=0.8, wrong_single=0.0))
     panels, names = drawn(figure)
-    assert names == [style.label for style in contrast.MARGINS.values()]
+    assert names == [style.label for style in mechanism.MARGINS.values()]
     assert all(axis.get_ylim()[0] == 0 for axis in panels), "shares and margins begin at 0"
 
 
 def test_equal_quality_is_drawn_over_all_entries_and_over_a_few():
     """Before, lines for four shares and six rules lay on each other where every rule exits at once."""
-    shares = dict(zip(contrast.PRUNED_FORMS, (0.4, 0.5, 0.7), strict=True))
+    shares = dict(zip(as_confidence.PRUNED_FORMS, (0.4, 0.5, 0.7), strict=True))
     rows = [
         {"task": task, "rule": rule, "wanted": wanted, "flops_share": share + extra}
         for task in TASKS
         for whole, share in shares.items()
-        for rule, extra in ((whole, 0.1), (contrast.PRUNED_FORMS[whole], 0.0))
+        for rule, extra in ((whole, 0.1), (as_confidence.PRUNED_FORMS[whole], 0.0))
         for wanted in (0.95, 0.98)
     ]
     equal = pd.DataFrame(rows)
     equal = equal.assign(flops_share_low=equal.flops_share, flops_share_high=equal.flops_share)
-    figure = contrast.equal_quality_figure(equal)
+    figure = as_confidence.equal_quality_figure(equal)
     panels, names = drawn(figure)
     assert len(panels) == 2 and sorted(names) == ["a few entries (pruned)", "all entries"]
     assert "the plain margin takes 50% of the FLOPs, weighted contrast 60% and JSD contrast 80%" in message(
         figure
     )
-    assert "Pruned to a few entries, the plain margin takes 40%" in contrast.equal_quality_conclusion(
+    assert "Pruned to a few entries, the plain margin takes 40%" in as_confidence.equal_quality_conclusion(
         equal.assign(mean_exit_layer=4.0)
     )
     same = equal.assign(mean_exit_layer=4.0, flops_share=0.5)
-    assert contrast.equal_quality_conclusion(same).endswith("changes none of these costs here.")
+    assert as_confidence.equal_quality_conclusion(same).endswith("changes none of these costs here.")
     points = sorted(float(line.get_xdata()[0]) for line in panels[0].lines if len(line.get_xdata()) == 1)
     assert points == pytest.approx([0.4, 0.5, 0.5, 0.6, 0.7, 0.8])
 
@@ -209,26 +212,26 @@ def mean_rank(one, three):
 
 
 def test_who_ranks_best_is_said_of_each_task():
-    assert classifiers.ranking_message(mean_rank(0.8, 0.85)).startswith("No classifier ranks tokens clearly")
-    ahead = classifiers.ranking_message(mean_rank(0.8, 0.95))
+    assert ranking.ranking_message(mean_rank(0.8, 0.85)).startswith("No classifier ranks tokens clearly")
+    ahead = ranking.ranking_message(mean_rank(0.8, 0.95))
     assert (
         ahead
         == "The classifier on three states ranks tokens clearly better than the softmax margin on every task"
     )
     first = mean_rank(0.95, 0.8)
     each = pd.concat([first[first.task == TASKS[0]], mean_rank(0.8, 0.95).query("task == @TASKS[1]")])
-    assert classifiers.ranking_message(each) == (
+    assert ranking.ranking_message(each) == (
         "The classifier on one state ranks tokens clearly better than the softmax margin on question "
         "answering; the classifier on three states does on summarization"
     )
-    assert classifiers.best_of_kinds(mean_rank(0.8, 0.85))[:3] == ["softmax_margin", "hidden", "three_hidden"]
+    assert ranking.best_of_kinds(mean_rank(0.8, 0.85))[:3] == ["softmax_margin", "hidden", "three_hidden"]
 
 
 def test_a_gain_is_clear_where_its_interval_is_above_zero():
     table = mean_rank(0.8, 0.85)
-    assert classifiers.clear_gains(table, "roc_area", "three_hidden", "hidden") == TASKS
-    assert classifiers.clear_gains(table, "roc_area", "hidden", "three_hidden") == []
-    said = classifiers.ranking_conclusion(table)
+    assert compared.clear_gains(table, "roc_area", "three_hidden", "hidden") == TASKS
+    assert compared.clear_gains(table, "roc_area", "hidden", "three_hidden") == []
+    said = ranking.ranking_conclusion(table)
     assert said.startswith(
         "The softmax margin has the largest mean area (0.90 by task) and needs no training."
     )
@@ -239,15 +242,15 @@ def test_a_gain_is_clear_where_its_interval_is_above_zero():
         "than one on a single state on every task (that is," in said and "Hidden similarity has 0.50." in said
     )
     level = table.assign(roc_area=table.roc_area.where(table.rule != "three_hidden", 0.9))
-    on_level = classifiers.ranking_conclusion(level)
+    on_level = ranking.ranking_conclusion(level)
     assert "have the largest mean area (0.90 by task); the softmax margin needs no training." in on_level
-    behind = classifiers.ranking_conclusion(mean_rank(0.8, 0.95))
+    behind = ranking.ranking_conclusion(mean_rank(0.8, 0.95))
     assert "The softmax margin has 0.90." in behind
     assert (
         "Some classifier on states ranks tokens clearly better than the softmax margin on every task"
         in behind
     )
-    shown = classifiers.ranking_shown(table)
+    shown = ranking.ranking_shown(table)
     assert list(shown.index[:2]) == ["softmax margin (CALM)", "classifier on three states (MEE)"], (
         "the best first"
     )
@@ -261,8 +264,8 @@ def test_sentences_on_a_threshold_are_about_the_rules_that_are_drawn():
     quality_of["precision"] = quality_of.rule.map(
         {"softmax_margin": 0.9, "linear": 0.99, "low_rank_three": 1}
     )
-    assert "20% to 80% of the tokens" in classifiers.decisions_message(quality_of, 0.9)
-    said = classifiers.decisions_conclusion(quality_of)
+    assert "20% to 80% of the tokens" in at_threshold.decisions_message(quality_of, 0.9)
+    said = at_threshold.decisions_conclusion(quality_of)
     assert "between 90.0% (softmax margin) and 99.0% (linear classifier), recall between 20%" in said
     assert "different numbers of exits and different quality" in said
 
@@ -272,14 +275,14 @@ def test_who_is_underconfident_is_said():
     bins = pd.DataFrame(rows, columns=["task", "rule"]).assign(
         confidence=0.5, accuracy=0.8, count=10, error=0.3
     )
-    assert classifiers.underconfident(bins) == ["softmax_margin", "hidden"]
-    assert classifiers.calibration_message(bins).startswith("Every measure drawn is underconfident")
-    assert classifiers.calibration_conclusion(bins).endswith("underconfident too, without any training.")
+    assert at_threshold.underconfident(bins) == ["softmax_margin", "hidden"]
+    assert at_threshold.calibration_message(bins).startswith("Every measure drawn is underconfident")
+    assert at_threshold.calibration_conclusion(bins).endswith("underconfident too, without any training.")
     margin_on_one = (bins.rule == "softmax_margin") & (bins.task == TASKS[0])
     mixed = bins.assign(accuracy=bins.accuracy.where(~margin_on_one, 0.4))
-    assert classifiers.underconfident(mixed) == ["hidden"]
-    assert classifiers.calibration_message(mixed).startswith("What a confidence of 0.9 means depends")
-    assert classifiers.calibration_conclusion(mixed).endswith("where most predictions are final.")
+    assert at_threshold.underconfident(mixed) == ["hidden"]
+    assert at_threshold.calibration_message(mixed).startswith("What a confidence of 0.9 means depends")
+    assert at_threshold.calibration_conclusion(mixed).endswith("where most predictions are final.")
 
 
 def test_rules_at_equal_quality_have_the_look_of_their_family_and_a_legend_says_which():
@@ -288,38 +291,38 @@ def test_rules_at_equal_quality_have_the_look_of_their_family_and_a_legend_says_
         model="calm", target="consistency", mean_exit_layer=8.0, flops_share=0.8
     )
     at_share = at_share.assign(flops_share_low=0.7, flops_share_high=0.9)
-    _, names = drawn(classifiers.equal_quality_figure(at_share, TASKS, 0.98))
+    _, names = drawn(flops.equal_quality_figure(at_share, TASKS, 0.98))
     assert set(names) == {"probabilities", "pruned", "one layer", "several layers"}
 
 
 def test_one_layer_is_what_more_layers_are_set_beside():
-    rules = ["hidden", *classifiers.BESIDE_ONE_LAYER]
+    rules = ["hidden", *ablations.BESIDE_ONE_LAYER]
     rows = product(TASKS, ["calm", "vanilla"], rules, range(3), [0.9, 0.98])
     equal = pd.DataFrame(rows, columns=["task", "model", "rule", "seed", "wanted"]).assign(
         target="consistency"
     )
     equal["mean_exit_layer"] = 5 + equal.rule.map(rules.index) - 0.5 * equal.seed
-    later = classifiers.beside_one_layer(equal, 0.98)
-    assert len(later) == len(TASKS) * len(classifiers.BESIDE_ONE_LAYER) * 3
+    later = ablations.beside_one_layer(equal, 0.98)
+    assert len(later) == len(TASKS) * len(ablations.BESIDE_ONE_LAYER) * 3
     by_rule = later.groupby("rule", sort=False).later
     assert by_rule.mean().tolist() == [1, 2, 3, 4, 5] and by_rule.std().max() == 0, "paired by seed"
     summary = later.groupby(["task", "rule"], sort=False, as_index=False).later.mean()
     summary = summary.assign(later=-1.0, later_low=-1.5, later_high=-0.5)
-    figure = classifiers.layers_seen_figure(summary, TASKS, 0.98)
+    figure = ablations.layers_seen_figure(summary, TASKS, 0.98)
     assert "changes the mean exit layer by -1.00 (98% of" in message(figure)
     low, high = figure.axes[0].get_ylim()
-    assert low < 0 and high > len(classifiers.BESIDE_ONE_LAYER) - 1, "no row lies on an edge"
+    assert low < 0 and high > len(ablations.BESIDE_ONE_LAYER) - 1, "no row lies on an edge"
     wide = summary.assign(later=summary.later.where(summary.rule != "wide_hidden", -9.0))
-    assert "by -1.00 (98% of" in classifiers.layers_seen_message(wide, 0.98), "it sees one state"
-    assert classifiers.moves_exits(summary)
+    assert "by -1.00 (98% of" in ablations.layers_seen_message(wide, 0.98), "it sees one state"
+    assert ablations.moves_exits(summary)
     still = summary.assign(later=0.001, later_low=0.0, later_high=0.002)
-    assert not classifiers.moves_exits(still), "five dots at zero are no figure"
+    assert not ablations.moves_exits(still), "five dots at zero are no figure"
     at_first = equal.assign(mean_exit_layer=4.001)
     why = "changes nothing here: all classifiers exit at layer 4, the earliest allowed; mean"
-    assert why in classifiers.layers_seen_conclusion(still, at_first, 4)
-    later_ones = classifiers.layers_seen_conclusion(still, equal, 4)
+    assert why in ablations.layers_seen_conclusion(still, at_first, 4)
+    later_ones = ablations.layers_seen_conclusion(still, equal, 4)
     assert "changes nothing here: mean exit layers differ by less than 0.01" in later_ones
-    assert "None of 10 intervals over seeds excludes zero." in classifiers.layers_seen_conclusion(
+    assert "None of 10 intervals over seeds excludes zero." in ablations.layers_seen_conclusion(
         summary.assign(later_high=0.5), equal, 4
     )
 
@@ -338,7 +341,7 @@ def test_rules_that_cost_as_much_as_full_depth_are_no_success():
             (TASKS[1], "low_rank_three", 0.5, False),
         ]
     )
-    said = classifiers.kept_conclusion(table, 0.99)
+    said = outputs.kept_conclusion(table, 0.99)
     counted = "The lower bound reaches 99% of the score for 1 to 2 of 2 rules, depending on the task."
     assert said.startswith(counted)
     assert "Of these, 0 (summarization) to 1 (question answering) cost as much as full depth or more." in said
@@ -350,21 +353,21 @@ def test_rules_that_cost_as_much_as_full_depth_are_no_success():
         "In this chapter, rules over several layers reliably keep 99% of the score for fewer FLOPs than full "
         "depth on"
     )
-    assert classifiers.answer_message(table, 0.99) == (
+    assert outputs.answer_message(table, 0.99) == (
         f"{several} question answering, and for fewer than any rule over one layer on question answering"
     )
     cheaper = table.assign(flops_share=table.flops_share.where(table.flops_share < 1, 0.9))
-    assert classifiers.answer_message(cheaper, 0.99).endswith(
+    assert outputs.answer_message(cheaper, 0.99).endswith(
         "but on no task for fewer than the cheapest rule over one layer"
     )
-    assert classifiers.answer_message(table.assign(flops_share=1.0), 0.99) == f"{several} no task"
+    assert outputs.answer_message(table.assign(flops_share=1.0), 0.99) == f"{several} no task"
     dear = table[table.task == TASKS[0]].assign(flops_share=1.2)
-    saves_nothing = classifiers.kept_conclusion(pd.concat([dear, table[table.task == TASKS[1]]]), 0.99)
+    saves_nothing = outputs.kept_conclusion(pd.concat([dear, table[table.task == TASKS[1]]]), 0.99)
     assert "On question answering, none of them saves FLOPs. The cheapest takes 40%" in saves_nothing
     none = table.assign(verdict="undecided")
-    assert classifiers.kept_conclusion(none, 0.99).endswith("for 0 of 2 rules on every task.")
+    assert outputs.kept_conclusion(none, 0.99).endswith("for 0 of 2 rules on every task.")
     bounds = table.assign(threshold=0.9, retained=1.0, low=0.99, high=1.0, mean_exit_layer=6.0)
-    assert classifiers.kept_shown(bounds).shape == (4, 7)
+    assert outputs.kept_shown(bounds).shape == (4, 7)
 
 
 def test_the_cheapest_rule_at_a_mean_is_named_and_where_none_saves():
@@ -376,18 +379,18 @@ def test_the_cheapest_rule_at_a_mean_is_named_and_where_none_saves():
             "flops_share": [0.6, 0.7, 0.5, 0.5, 0.4],
         }
     )
-    assert classifiers.cheapest_message(points) == (
+    assert outputs.cheapest_message(points) == (
         "At a mean of 99% of the score, the cheapest rule of this chapter is the history of predictions "
         "(ours) on question answering; on summarization none saves FLOPs"
     )
-    said = classifiers.curves_conclusion(points)
+    said = outputs.curves_conclusion(points)
     alone = "(on question answering only)"
     assert f"takes 50% of the FLOPs with the earliest fixed layer {alone}. Over few entries it takes" in said
     assert (
         f"60% of the FLOPs with the history of predictions {alone}, and 70% with the margin {alone}." in said
     )
     worse = points.assign(retained=0.5)
-    assert classifiers.cheapest_message(worse).startswith("No rule of this chapter keeps a mean of 99%")
+    assert outputs.cheapest_message(worse).startswith("No rule of this chapter keeps a mean of 99%")
 
 
 def test_settings_that_were_not_decoded_are_empty_cells():
@@ -396,7 +399,7 @@ def test_settings_that_were_not_decoded_are_empty_cells():
     published = pd.DataFrame(rows, columns=["rule", "threshold", "min_layer", "retained"]).assign(
         task=TASKS[0]
     )
-    shown = classifiers.published_shown(published)
+    shown = outputs.published_shown(published)
     assert list(shown.index) == ["classifier on one state (CALM)", "linear classifier (CALM)"]
     assert sorted(shown.loc["linear classifier (CALM)"]) == ["", "0.70"]
 
@@ -410,12 +413,12 @@ def test_ablations_have_an_answer_each():
         [(rule, *key, TASKS[0]) for rule, key in rows], columns=["rule", "model", "target", "task"]
     )
     layers["mean_exit_layer"] = np.where(layers.model == "calm", 4.0, 8.0)
-    assert classifiers.target_conclusion(layers) == (
+    assert ablations.target_conclusion(layers) == (
         "The target makes no difference; the model matters more: mean exit layers are 4.0 in CALM and 8.0 "
         "in vanilla."
     )
-    assert classifiers.target_conclusion(layers[layers.model == "calm"]) == "The target makes no difference."
-    assert classifiers.target_shown(layers).columns.tolist()[-1] == ("vanilla", "consistency")
+    assert ablations.target_conclusion(layers[layers.model == "calm"]) == "The target makes no difference."
+    assert ablations.target_shown(layers).columns.tolist()[-1] == ("vanilla", "consistency")
     costs = {
         ("softmax_margin", 1): 0.5,
         ("softmax_margin", 2): 0.4,
@@ -427,21 +430,19 @@ def test_ablations_have_an_answer_each():
     )
     started = started.assign(task=TASKS[0], mean_exit_layer=4.0, threshold=1 - 0.1 * started.min_layer)
     said = "layer is 2 for the softmax margin and the low-rank classifier on one state. Exits from layer 1"
-    assert said in classifiers.starts_conclusion(started)
-    assert "stricter" not in classifiers.starts_conclusion(started.assign(threshold=0.5))
-    assert classifiers.starts_shown(started).shape == (2, 4)
+    assert said in ablations.starts_conclusion(started)
+    assert "stricter" not in ablations.starts_conclusion(started.assign(threshold=0.5))
+    assert ablations.starts_shown(started).shape == (2, 4)
 
 
 def test_a_curve_that_keeps_nothing_has_a_sentence():
     points = pd.DataFrame(
         {"task": TASKS, "rule": ["hidden", "static"], "retained": [0.5, 0.6], "flops_share": 0.5}
     )
-    assert classifiers.curves_message(points) == "No published measure keeps 99% of the score on average"
-    assert classifiers.curves_conclusion(points).startswith(
-        "Neither a published measure nor a fixed layer keeps"
-    )
+    assert outputs.curves_message(points) == "No published measure keeps 99% of the score on average"
+    assert outputs.curves_conclusion(points).startswith("Neither a published measure nor a fixed layer keeps")
     good = points.assign(retained=1.0)
-    assert classifiers.curves_conclusion(good) == (
+    assert outputs.curves_conclusion(good) == (
         "Keeping 99% of the score on average takes 50% of the FLOPs with the cheapest published measure (on "
         "question answering only), and 50% with the earliest fixed layer (on summarization only)."
     )
@@ -452,7 +453,7 @@ def test_how_many_tokens_are_enough():
     learned = pd.DataFrame(rows, columns=["task", "rule", "tokens"])
     learned["roc_area"] = 0.9 + 0.05 * ((learned.tokens > 50_000) & (learned.task == TASKS[0]))
     learned["roc_area_draws"] = [area + np.zeros(50) for area in learned.roc_area]
-    said = classifiers.tokens_conclusion(learned)
+    said = ranking.tokens_conclusion(learned)
     assert said.startswith(
         "20,000 tokens are too few on question answering: with 60,000, the area (a mean over the "
         "classifiers) still rises by 0.05"
@@ -461,7 +462,7 @@ def test_how_many_tokens_are_enough():
         "no advantage: with the most tokens, it is clearly ahead of another classifier in none of 6" in said
     )
     flat = learned.assign(roc_area=0.9)
-    assert classifiers.tokens_conclusion(flat).startswith(
+    assert ranking.tokens_conclusion(flat).startswith(
         "20,000 tokens are enough: with 60,000, the area (a mean over the "
         "classifiers) rises by less than 0.01"
     )
@@ -471,19 +472,19 @@ def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
     """As with models that have learned nothing, on a few examples."""
     nothing = mean_rank(0.8, 0.85).assign(roc_area=np.nan)
     nothing["roc_area_draws"] = [np.full(500, np.nan)] * len(nothing)
-    assert classifiers.ranking_message(nothing).startswith("No classifier")
-    assert "On no task does a classifier on three states rank" in classifiers.ranking_conclusion(nothing)
+    assert ranking.ranking_message(nothing).startswith("No classifier")
+    assert "On no task does a classifier on three states rank" in ranking.ranking_conclusion(nothing)
     assert "No layer has enough tokens" in survey.ranking_conclusion(nothing.drop(columns="roc_area_draws"))
-    assert contrast.ranking_message(ranks(np.nan, np.nan)).startswith("No layer has enough tokens")
+    assert as_confidence.ranking_message(ranks(np.nan, np.nan)).startswith("No layer has enough tokens")
     decoded = pd.DataFrame({"rule": ["weighted"], "retained": [np.nan]})
-    assert "no score to keep" in contrast.decoder_conclusion(decoded)
+    assert "no score to keep" in as_decoder.decoder_conclusion(decoded)
     no_exits = pd.DataFrame({"rule": ["hidden"], "precision": [np.nan], "recall": [np.nan]})
-    assert classifiers.decisions_conclusion(no_exits).startswith("No measure exits")
+    assert at_threshold.decisions_conclusion(no_exits).startswith("No measure exits")
     unmeasured = pd.DataFrame(columns=["task", "rule", "wanted", "reading", "flops_share"])
-    assert answer.equal_loss_conclusion(unmeasured, 0.05) == ""
+    assert cheapest.equal_loss_conclusion(unmeasured, 0.05) == ""
     worthless = points().assign(retained=0.5)
-    assert answer.cheapest_on_front(worthless, 0.99).empty
-    assert "On no task does a rule" in answer.flops_message(worthless, 0.99)
+    assert cheapest.cheapest_on_front(worthless, 0.99).empty
+    assert "On no task does a rule" in cheapest.flops_message(worthless, 0.99)
 
 
 # survey (06), thresholds (09), confidence (10)
@@ -803,19 +804,19 @@ def ways(quality=0.99):
         timed("summarization", 1, "static", 1.4, retained=0.995, **spread),
     ]
     verified = [timed("summarization", 32, "fixed", 0.9, lowest=0.8, highest=1.0)]
-    return answer.four_ways(pd.DataFrame(rules), pd.DataFrame(fixed), pd.DataFrame(verified), quality)
+    return speed.four_ways(pd.DataFrame(rules), pd.DataFrame(fixed), pd.DataFrame(verified), quality)
 
 
 def test_each_way_has_its_fastest_setting_that_keeps_the_quality():
     table = ways().set_index("way")
     assert table.speed.to_dict() == {
-        answer.FIXED_LAYER: 1.4,
-        answer.ONE: 1.5,
-        answer.SEVERAL: 1.2,
-        answer.VERIFIED: 0.9,
+        speed.FIXED_LAYER: 1.4,
+        speed.ONE: 1.5,
+        speed.SEVERAL: 1.2,
+        speed.VERIFIED: 0.9,
     }
-    assert table.loc[answer.ONE].rule == "linear" and table.loc[answer.VERIFIED].retained == 1
-    assert answer.FIXED_LAYER not in set(ways(0.999).way)
+    assert table.loc[speed.ONE].rule == "linear" and table.loc[speed.VERIFIED].retained == 1
+    assert speed.FIXED_LAYER not in set(ways(0.999).way)
 
 
 def test_the_fastest_is_chosen_by_one_half_of_the_timing_runs():
@@ -823,23 +824,23 @@ def test_the_fastest_is_chosen_by_one_half_of_the_timing_runs():
     rules = [timed("summarization", 1, "hidden", 1.2, **spread | {"ranked": 1.4})]
     rules.append(timed("summarization", 1, "linear", 1.5, **spread | {"ranked": 1.3}))
     rules = pd.DataFrame(rules)
-    (row,) = answer.four_ways(rules, rules[:0], rules[:0], 0.99).itertuples()
+    (row,) = speed.four_ways(rules, rules[:0], rules[:0], 0.99).itertuples()
     assert row.rule == "hidden" and row.speed == 1.2
 
 
 def test_a_way_without_a_time_says_whether_a_rule_keeps_the_quality():
     certain = pd.DataFrame({"task": TASKS[0], "rule": ["vote", "hidden"], "flops_share": [0.9, 1.1]})
-    absent = answer.absent_ways(ways()[:0], certain, TASKS[:1])
+    absent = speed.absent_ways(ways()[:0], certain, TASKS[:1])
     texts = {way: text for (_, way), text in absent.items()}
-    assert texts[answer.SEVERAL] == "not timed" and texts[answer.VERIFIED] == "not timed"
-    assert texts[answer.ONE] == "none", "one that saves no FLOPs does not count"
-    assert not answer.absent_ways(ways(), certain, ["summarization"]).keys() & {
-        ("summarization", answer.ONE),
-        ("summarization", answer.SEVERAL),
+    assert texts[speed.SEVERAL] == "not timed" and texts[speed.VERIFIED] == "not timed"
+    assert texts[speed.ONE] == "none", "one that saves no FLOPs does not count"
+    assert not speed.absent_ways(ways(), certain, ["summarization"]).keys() & {
+        ("summarization", speed.ONE),
+        ("summarization", speed.SEVERAL),
     }
-    partly = ways()[ways().way != answer.SEVERAL]
-    missing = {("summarization", answer.SEVERAL): "not timed", ("translation", answer.ONE): "none"}
-    figure = answer.answer_figure(partly, ["summarization"], 0.99, "", missing)
+    partly = ways()[ways().way != speed.SEVERAL]
+    missing = {("summarization", speed.SEVERAL): "not timed", ("translation", speed.ONE): "none"}
+    figure = speed.answer_figure(partly, ["summarization"], 0.99, "", missing)
     assert [text.get_text() for text in figure.axes[0].texts] == ["not timed", "1.40", "1.50"]
     drawn(figure)
 
@@ -854,19 +855,19 @@ def asked(lowest=0.9, untimed=0, reliable=0.8):
 
 
 def test_mees_open_question_is_answered_three_times_each_on_its_own():
-    said = answer.open_question_conclusion(asked(), TASKS[:1], 0.99)
-    assert said.startswith(answer.open_question_message(asked(), TASKS[:1]))
+    said = mees_question.open_question_conclusion(asked(), TASKS[:1], 0.99)
+    assert said.startswith(mees_question.open_question_message(asked(), TASKS[:1]))
     assert "In FLOPs yes, by the clock no. At a mean of 99% of the score they save FLOPs on every" in said
     assert "taking 60% of full depth's; the cheapest rule over one layer takes 70%." in said
     assert said.endswith("none that is timed beats full depth in every timing run.")
-    untimed = answer.open_question_conclusion(asked(untimed=2, reliable=1.1), TASKS[:1], 0.99)
+    untimed = mees_question.open_question_conclusion(asked(untimed=2, reliable=1.1), TASKS[:1], 0.99)
     assert "In FLOPs in part, by the clock open." in untimed and "Reliably, they save FLOPs on no" in untimed
     assert untimed.endswith("On every task, some of these rules are not timed.")
-    faster = answer.open_question_conclusion(asked(lowest=1.1, untimed=2), TASKS[:1], 0.99)
+    faster = mees_question.open_question_conclusion(asked(lowest=1.1, untimed=2), TASKS[:1], 0.99)
     assert "by the clock yes." in faster and "not timed" not in faster, "one is faster, whatever the others"
-    table = answer.open_question_table(asked())
+    table = mees_question.open_question_table(asked())
     assert list(table.by.unique()) == ["FLOPs at a mean score", "FLOPs, reliably", "tokens a second"]
-    shown = answer.open_question_shown(table)
+    shown = mees_question.open_question_shown(table)
     assert shown["rule"].iloc[0] == "vote (Sun et al.)" and shown["speed"].iloc[0] == ""
 
 
@@ -890,32 +891,32 @@ def test_the_cheapest_and_the_fastest_rules_of_each_kind_answer_the_open_questio
 
 def test_what_was_not_timed_is_left_out_and_no_error():
     table = ways()
-    none = answer.four_ways(table[:0], table[:0], table[:0], 0.99)
+    none = speed.four_ways(table[:0], table[:0], table[:0], 0.99)
     assert none.empty
-    figure = answer.answer_figure(table, TASKS, 0.99)
+    figure = speed.answer_figure(table, TASKS, 0.99)
     said = message(figure)
     assert "a fixed layer on 1 of 1 tasks, the fastest rule over one layer on 1" in said
     assert said.endswith("the fastest rule over several layers on 1")
     panels, _ = drawn(figure)
     assert panels[0].texts[0].get_text() == "nothing timed"
-    elsewhere = table[table.way != answer.SEVERAL].assign(task="a second task")
+    elsewhere = table[table.way != speed.SEVERAL].assign(task="a second task")
     partly = pd.concat([table, elsewhere], ignore_index=True)
-    said = answer.answer_message(partly, 0.99)
+    said = speed.answer_message(partly, 0.99)
     assert said.endswith("the fastest rule over several layers on 1 (1 task timed)")
-    said = answer.answer_conclusion(table, 0.99)
+    said = speed.answer_conclusion(table, 0.99)
     assert "One output at a time, the fastest are a rule over one layer on every task: 1.50 times" in said
 
 
 def test_what_is_reliably_kept_is_said_in_sentences():
     rows = [(TASKS[0], "vote", 0.9), (TASKS[0], "fixed", 0.6), (TASKS[1], "fixed", 0.7)]
     sure = pd.DataFrame(rows, columns=["task", "rule", "flops_share"])
-    said = answer.kept_conclusion(sure, TASKS, 0.99)
+    said = cheapest.kept_conclusion(sure, TASKS, 0.99)
     assert said.startswith("1 to 2 rules keep 99% reliably, depending on the task. The cheapest takes 60%")
     assert said.endswith(" on every task). Over several layers, the cheapest takes 90%.")
-    dear = answer.kept_conclusion(sure.assign(flops_share=[1.1, 0.6, 0.7]), TASKS, 0.99)
+    dear = cheapest.kept_conclusion(sure.assign(flops_share=[1.1, 0.6, 0.7]), TASKS, 0.99)
     assert dear.startswith("1 to 2 rules keep 99% reliably, depending on the task; 1 of them saves FLOPs.")
-    assert answer.kept_conclusion(sure[:0], TASKS, 0.99).startswith("0 rules keep 99%")
-    assert answer.kept_conclusion(sure[1:], TASKS, 0.99).startswith(
+    assert cheapest.kept_conclusion(sure[:0], TASKS, 0.99).startswith("0 rules keep 99%")
+    assert cheapest.kept_conclusion(sure[1:], TASKS, 0.99).startswith(
         "1 rule keeps 99% reliably on every task."
     )
 
@@ -933,13 +934,13 @@ def points():
 
 
 def test_the_cheapest_rule_is_no_reference():
-    assert answer.cheapest_on_front(points(), 0.99).rule.tolist() == ["fixed"]
-    figure = answer.flops_figure(points(), [TASKS[0]], 0.99)
+    assert cheapest.cheapest_on_front(points(), 0.99).rule.tolist() == ["fixed"]
+    figure = cheapest.flops_figure(points(), [TASKS[0]], 0.99)
     assert message(figure) == (
         "On every task some rule keeps a mean of 99% of the score for fewer FLOPs than a fixed layer"
     )
     said = "the cheapest rule takes 70% of the FLOPs, the earliest fixed layer 80%"
-    assert said in answer.flops_conclusion(points(), 0.99)
+    assert said in cheapest.flops_conclusion(points(), 0.99)
     drawn(figure)
 
 
@@ -947,10 +948,10 @@ def test_a_bug_counts_by_what_it_costs():
     rows = [("a", "correct", 0.9), ("a", "published", 0.5), ("b", "correct", 0.9), ("b", "published", 0.88)]
     bugs = pd.DataFrame(rows, columns=["bug", "version", "retained"])
     bugs = bugs.assign(task=TASKS[0], model="calm", rule="fixed", batch=1, mean_exit_layer=5.0)
-    assert answer.bugs_message(bugs).startswith("1 of 2 published bugs cost at least 10%")
-    assert "up to 40% (a) and 2% (b) of the full score" in answer.bugs_conclusion(bugs)
-    named = answer.named_bugs(bugs)
-    panels, names = drawn(answer.bugs_figure(named, [TASKS[0]], ""))
+    assert published.bugs_message(bugs).startswith("1 of 2 published bugs cost at least 10%")
+    assert "up to 40% (a) and 2% (b) of the full score" in published.bugs_conclusion(bugs)
+    named = published.named_bugs(bugs)
+    panels, names = drawn(published.bugs_figure(named, [TASKS[0]], ""))
     rows = [text.get_text()[0] for text in panels[0].get_yticklabels()]
     assert rows == ["b", "a"] and len(names) == 2, "what takes most is on top"
     assert set(named.name) == {f"{bug}: {figures.label('fixed')}, CALM" for bug in "ab"}
@@ -965,13 +966,13 @@ def test_guarantees_are_those_of_thresholds_that_passed():
     ]
     table = pd.DataFrame(rows, columns=["rule", "delta", "found", "flops_share", "bound"])
     table = table.assign(task=TASKS[0], kind="consistency")
-    figure = answer.guarantee_figure(table, [TASKS[0]])
+    figure = guarantees.guarantee_figure(table, [TASKS[0]])
     assert "guarantee a mean loss of at most 0.1, the cheapest rule takes 60% of full" in message(figure)
     cheapest = f"the cheapest rule is the {figures.label('fixed')} on every task"
-    said = answer.guarantee_conclusion(table, 0.1)
+    said = guarantees.guarantee_conclusion(table, 0.1)
     assert f"With the loss guaranteed to be at most 0.1, {cheapest}" in said
     assert said.endswith("passes in 67% with Hoeffding-Bentkus and in 100% with betting (WSR).")
     drawn(figure)
-    dear = answer.guarantee_figure(table.assign(flops_share=1.2), [TASKS[0]])
+    dear = guarantees.guarantee_figure(table.assign(flops_share=1.2), [TASKS[0]])
     assert [text.get_text() for text in dear.axes[0].texts] == ["no saving", "no saving"]
     drawn(dear)

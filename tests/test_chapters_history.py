@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mee_utils.exits.history_classifier import FEATURES
-from mee_utils.study.chapters import history
+from mee_utils.study.chapters.classifiers import history
 from mee_utils.study.learned_from import ALL, OUTPUTS, REFERENCES, UNSEEN, choices_of_features
 
 ON_CALM = {"model": "calm", "target": "consistency"}

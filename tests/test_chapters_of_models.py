@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from mee_utils.study import figures
-from mee_utils.study.chapters import lossless, models, monotonicity, pruning, saturation, training
+from mee_utils.study.chapters import lossless, models, saturation, training
+from mee_utils.study.chapters.monotonicity import overconfidence, settling, tokens
+from mee_utils.study.chapters.pruning import complete_table, decision_costs, lists, ranks
 
 matplotlib.use("Agg")
 
@@ -48,14 +50,14 @@ STABLE = by_layer("share", lambda model, layer: min(1, layer / (8 if model == "v
 
 
 def test_settling_is_drawn_beside_the_published_points_and_told_by_its_numbers():
-    figure = monotonicity.settled_figure(STABLE)
+    figure = settling.settled_figure(STABLE)
     assert message(figure) == "After layer 4, 100% of CALM's and 50% of vanilla's predictions are final"
     panels, names = drawn(figure)
     crosses = [line for line in panels[0].lines if line.get_label() == "CALM as published"]
     assert [list(line.get_xydata()[0]) for line in crosses] == [[2, 0.75]] and names[
         -1
     ] == "CALM as published"
-    assert "vanilla" not in monotonicity.settled_message(without(STABLE, "vanilla"))
+    assert "vanilla" not in settling.settled_message(without(STABLE, "vanilla"))
 
 
 def test_a_dip_is_a_fall_from_any_layer_to_a_later_one():
@@ -63,11 +65,11 @@ def test_a_dip_is_a_fall_from_any_layer_to_a_later_one():
         "confidence", lambda model, layer: layer / 12 - 0.3 * (model == "free" and layer == 6)
     )
     confidence = confidence.assign(standard_deviation=0.1)
-    fallen = monotonicity.dips(confidence)
+    fallen = settling.dips(confidence)
     assert dict(fallen) == pytest.approx(dict.fromkeys(TASKS, 5 / 12 - (6 / 12 - 0.3)))
-    assert "Here it does so on every task" in monotonicity.confidence_conclusion(confidence)
-    assert not monotonicity.confidence_conclusion(without(confidence, "free"))
-    drawn(monotonicity.confidence_figure(confidence))
+    assert "Here it does so on every task" in settling.confidence_conclusion(confidence)
+    assert not settling.confidence_conclusion(without(confidence, "free"))
+    drawn(settling.confidence_figure(confidence))
 
 
 def monotonic(calm):
@@ -88,15 +90,15 @@ def monotonic(calm):
 
 def test_calm_is_called_the_most_monotonic_only_where_it_is():
     most = "has the most tokens whose confidence never falls"
-    assert message(monotonicity.monotonic_figure(monotonic(0.4))) == f"On every task, vanilla {most}"
+    assert message(tokens.monotonic_figure(monotonic(0.4))) == f"On every task, vanilla {most}"
     mixed = monotonic(0.6)
     mixed.loc[(mixed.task == "translation") & (mixed.model == "vanilla"), "share"] = 0.9
-    assert monotonicity.monotonic_message(mixed) == f"On summarization, CALM {most}; on translation vanilla"
-    said = monotonicity.monotonic_conclusion(mixed)
+    assert tokens.monotonic_message(mixed) == f"On summarization, CALM {most}; on translation vanilla"
+    said = tokens.monotonic_conclusion(mixed)
     assert (
         "CALM has the largest share of all models on summarization, and a larger one than vanilla on" in said
     )
-    assert not monotonicity.monotonic_conclusion(without(mixed, "calm"))
+    assert not tokens.monotonic_conclusion(without(mixed, "calm"))
 
 
 def test_a_token_is_final_from_the_layer_after_the_last_other_choice():
@@ -107,27 +109,27 @@ def test_a_token_is_final_from_the_layer_after_the_last_other_choice():
         for layer in LAYERS
     ]
     predicted = pd.DataFrame(rows)
-    assert dict(monotonicity.final_layers(predicted)) == {"vanilla": 4, "calm": 1}
+    assert dict(tokens.final_layers(predicted)) == {"vanilla": 4, "calm": 1}
     choice = "layer 1's first choice"
-    assert monotonicity.tokens_conclusion(predicted) == (
+    assert tokens.tokens_conclusion(predicted) == (
         f"In the last figure, CALM keeps {choice} throughout; vanilla permanently abandons it (probability "
         "0.50 there)."
     )
     back = predicted.assign(token=predicted.token.where(predicted.layer != 1, "b"))
-    assert "vanilla abandons it and returns to it." in monotonicity.tokens_conclusion(back)
+    assert "vanilla abandons it and returns to it." in tokens.tokens_conclusion(back)
     lost = predicted.assign(token=predicted.token.where(predicted.layer != 1, "c"))
     lost = lost.assign(probability=lost.model.map({"vanilla": 1.0, "calm": 0.07}))
-    assert monotonicity.tokens_conclusion(lost) == (
+    assert tokens.tokens_conclusion(lost) == (
         f"In the last figure, all models permanently abandon {choice}, whatever its probability there (0.07 "
         "to 1.00)."
     )
-    said = monotonicity.token_message(predicted, "translation")
+    said = tokens.token_message(predicted, "translation")
     assert said == 'Translation: "b" is final from layer 4 on in vanilla, and from layer 1 on in CALM'
     other = predicted.assign(token=predicted.token.where(predicted.model != "calm", "$c"))
-    assert monotonicity.token_message(other, "translation").endswith(
+    assert tokens.token_message(other, "translation").endswith(
         r'in vanilla, and "\$c" from layer 1 on in CALM'
     )
-    figure = monotonicity.token_figure(predicted, "translation", "a [b]")
+    figure = tokens.token_figure(predicted, "translation", "a [b]")
     assert message(figure).startswith('Translation, "a [b]": "b" is final')
     assert [axis.get_xlabel() for axis in figure.axes] == ["", "layer"]
 
@@ -136,30 +138,30 @@ def test_a_layer_is_overconfident_by_its_confidence_minus_its_accuracy():
     table = by_layer("confidence", lambda model, layer: 0.9).assign(
         accuracy=lambda t: t.layer / 12, expected_calibration_error=0.1
     )
-    worst = monotonicity.worst_excess(table)
+    worst = overconfidence.worst_excess(table)
     assert worst.excess["calm"] == pytest.approx(0.9 - 1 / 12) and worst.layer["calm"] == 1
-    drawn(monotonicity.overconfidence_figure(table))
-    said = monotonicity.overconfidence_conclusion(table, 4)
+    drawn(overconfidence.overconfidence_figure(table))
+    said = overconfidence.overconfidence_conclusion(table, 4)
     assert said.startswith(
         "In every model layer 1 is overconfident on every task. Vanilla stays overconfident by 0.05 or more "
         "on every task up to layer 10. Layers that are underconfident by 0.05 or more: on every task, layer "
         "12 of vanilla, layer 12 of CALM and layer 12 of FREE."
     ), "accuracy passes 0.9 after layer 10"
     modest = table.assign(confidence=table.confidence.where(table.model != "calm", 0.05))
-    assert "in vanilla and FREE, but not in CALM" in monotonicity.overconfidence_conclusion(modest, 4)
+    assert "in vanilla and FREE, but not in CALM" in overconfidence.overconfidence_conclusion(modest, 4)
     on_one = table.assign(
         accuracy=table.confidence + 0.1 * (table.task == TASKS[0]) * table.layer.isin([2, 4])
     )
     on_one = on_one[on_one.model == "calm"]
     assert "0.05 or more: on summarization, some of layers 2 to 4 of CALM." in (
-        monotonicity.overconfidence_conclusion(on_one, 4)
+        overconfidence.overconfidence_conclusion(on_one, 4)
     )
     exact = table.assign(confidence=table.accuracy)
-    assert monotonicity.overconfidence_conclusion(exact, 4).startswith(
+    assert overconfidence.overconfidence_conclusion(exact, 4).startswith(
         "In no model is layer 1 overconfident on every task. No layer is underconfident by 0.05 or more."
     )
     never = table.assign(accuracy=table.accuracy.where(table.model != "calm", 0.9))
-    assert monotonicity.overconfidence_message(never) == (
+    assert overconfidence.overconfidence_message(never) == (
         "Vanilla is overconfident by up to 0.82, CALM at no layer"
     ), "a title does not boast of 0.00"
 
@@ -308,8 +310,8 @@ def test_lists_are_as_long_as_the_worst_task_needs():
         for task, layer, k in product(TASKS, (1, 4), (8, 16))
     ]
     table = pd.DataFrame(rows).assign(low=0.9, high=1.0)
-    assert "16 entries at layer 1 and 16 entries at layer 4" in pruning.recall_conclusion(table, least=0.95)
-    figure = pruning.recall_figure(table, top_k=16)
+    assert "16 entries at layer 1 and 16 entries at layer 4" in lists.recall_conclusion(table, least=0.95)
+    figure = lists.recall_figure(table, top_k=16)
     drawn(figure)
     assert message(figure) == (
         "The best 16 entries hold 95.0% of CALM's final tokens at layer 1 and 95.0% at layer 4"
@@ -320,8 +322,8 @@ def test_ranks_are_drawn_of_the_two_models_that_differ_most():
     boxes = by_layer("median", lambda model, layer: 13.0 - layer).assign(
         on_top=lambda t: t.layer / 12, whisker_low=1.0, whisker_high=30.0
     )
-    panels, _ = drawn(pruning.rank_figure(boxes, layer=6))
-    assert len(panels) == 4 and message(pruning.rank_figure(boxes, 6)).startswith(
+    panels, _ = drawn(ranks.rank_figure(boxes, layer=6))
+    assert len(panels) == 4 and message(ranks.rank_figure(boxes, 6)).startswith(
         "Layer 6 ranks 50% of vanilla's"
     )
 
@@ -337,14 +339,16 @@ def test_the_cheapest_rule_is_named_task_by_task():
         }.items()
     ]
     rows = [row | {"same_token": 0.99, "mean_exit_layer": 6.0} for row in rows]
-    said = pruning.equal_conclusion(pd.DataFrame(rows), 12)
+    said = decision_costs.equal_conclusion(pd.DataFrame(rows), 12)
     fixed, adaptive = (figures.label(name) for name in ("fixed", "adaptive"))
     assert f"the {fixed} on summarization, and the {adaptive} on translation: 40% (translation)" in said
     assert "against 60% (translation) to 90% (summarization) for the margin over all entries" in said
     barely = pd.DataFrame(rows).assign(flops_share=[0.5, 0.49, 0.5, 0.495])
-    assert "on translation (cheaper by at most 1.0 points): 49%" in pruning.equal_conclusion(barely, 12)
+    assert "on translation (cheaper by at most 1.0 points): 49%" in decision_costs.equal_conclusion(
+        barely, 12
+    )
     alone = pd.DataFrame(rows).query("rule == 'unpruned'")
-    assert pruning.equal_conclusion(alone, 12).endswith(
+    assert decision_costs.equal_conclusion(alone, 12).endswith(
         "on every task: 60% (translation) to 90% (summarization) of the FLOPs of full depth."
     ), "nothing is saved, so nothing is compared"
 
@@ -359,20 +363,20 @@ def test_a_pruned_last_layer_may_keep_a_rule_from_a_share_of_predictions():
     ]
     equal = pd.DataFrame(rows, columns=columns).assign(wanted=0.995)
     equal = equal.assign(flops_share_low=equal.flops_share, flops_share_high=equal.flops_share)
-    table = pruning.equal_shown(equal, 12)
+    table = decision_costs.equal_shown(equal, 12)
     assert table.loc[figures.label("fixed")].tolist() == ["not reached"]
     assert table.loc[figures.label("few")].tolist() == ["90% (90% to 90%)"]
-    said = pruning.reached_conclusion(equal, 12)
+    said = decision_costs.reached_conclusion(equal, 12)
     assert said == (
         "With a pruned last layer (fixed pruning), no threshold keeps 99.5% of the predictions on every "
         "task; with a whole one, some threshold does."
     )
-    assert pruning.reached_conclusion(equal.assign(mean_exit_layer=9.0), 12) == ""
+    assert decision_costs.reached_conclusion(equal.assign(mean_exit_layer=9.0), 12) == ""
     neither = equal.assign(same_token=0.991, mean_exit_layer=12.0)
-    assert pruning.reached_conclusion(neither, 12).endswith("on every task.")
+    assert decision_costs.reached_conclusion(neither, 12).endswith("on every task.")
 
 
-def complete_table(lowest, with_whole_last_layer=False):
+def complete(lowest, with_whole_last_layer=False):
     """Full depth and the margin, unpruned and pruned; fixed pruning keeps `lowest` of vanilla's score."""
     ways = ["full_depth", "unpruned", "fixed"] + ["few"] * with_whole_last_layer
     rows = [
@@ -388,41 +392,41 @@ def complete_table(lowest, with_whole_last_layer=False):
 
 
 def test_pruning_is_not_said_to_cost_nothing_where_the_score_falls():
-    said = pruning.table_conclusion(complete_table(0.1))
+    said = complete_table.table_conclusion(complete(0.1))
     assert "change none of CALM's and up to 90.0% of vanilla's tokens. One token is enough" in said
     assert "none of CALM's and up to 100% of vanilla's outputs differ. Where lists miss final tokens" in said
     assert "falls: vanilla's from 100% to 10% of full depth's on summarization (fixed pruning)." in said
-    unchanged = pruning.table_conclusion(complete_table(1.0))
+    unchanged = complete_table.table_conclusion(complete(1.0))
     assert "falls" not in unchanged and "One token" not in unchanged
     assert "Even unpruned" not in said
-    nothing = complete_table(1.0)
+    nothing = complete(1.0)
     nothing.loc[(nothing.model == "vanilla") & (nothing.task == TASKS[1]), "retained"] = 0.0
     expected = "Even unpruned, vanilla retains next to nothing on translation, where tokens exit at layer 4.0"
-    assert expected in pruning.table_conclusion(nothing)
-    unsure = complete_table(0.1).assign(high=1.0)
-    assert "falls" not in pruning.table_conclusion(unsure), "the intervals overlap"
+    assert expected in complete_table.table_conclusion(nothing)
+    unsure = complete(0.1).assign(high=1.0)
+    assert "falls" not in complete_table.table_conclusion(unsure), "the intervals overlap"
 
 
 def test_a_whole_last_layer_stands_beside_the_published_one():
-    said = pruning.table_conclusion(complete_table(0.1, with_whole_last_layer=True))
+    said = complete_table.table_conclusion(complete(0.1, with_whole_last_layer=True))
     assert (
         "the margin keeps 100% of vanilla's score on summarization, where fixed pruning keeps 10% and the "
         "full vocabulary 100%. On CALM it adds at most 2.5% of full depth's FLOPs to what fixed pruning costs"
     ) in said
-    same = pruning.table_conclusion(complete_table(1.0, with_whole_last_layer=True))
+    same = complete_table.table_conclusion(complete(1.0, with_whole_last_layer=True))
     assert "no score surely changes by more than 2 points. On CALM it" in same
-    unsure = complete_table(0.1, with_whole_last_layer=True).assign(high=1.0)
-    assert "no score surely changes" in pruning.table_conclusion(unsure)
-    as_cheap = complete_table(1.0, with_whole_last_layer=True).assign(flops_share=0.5)
-    assert "costs no more FLOPs than fixed pruning." in pruning.table_conclusion(as_cheap)
-    assert "whole" not in pruning.table_conclusion(complete_table(0.1))
-    table = pruning.table_shown(complete_table(0.1, with_whole_last_layer=True))
+    unsure = complete(0.1, with_whole_last_layer=True).assign(high=1.0)
+    assert "no score surely changes" in complete_table.table_conclusion(unsure)
+    as_cheap = complete(1.0, with_whole_last_layer=True).assign(flops_share=0.5)
+    assert "costs no more FLOPs than fixed pruning." in complete_table.table_conclusion(as_cheap)
+    assert "whole" not in complete_table.table_conclusion(complete(0.1))
+    table = complete_table.table_shown(complete(0.1, with_whole_last_layer=True))
     row = table.loc[(figures.label("vanilla"), figures.label("fixed"))]
     assert row["score retained", "summarization"] == "10% (10% to 10%)"
     assert row["tokens changed", "summarization"] == "90.0%" and len(table) == 6
 
 
-def lists(whole):
+def entries_scored(whole):
     """Vanilla's and CALM's lists at the last two layers, which lack 30 % and 1 % of the tokens."""
     lost = {"vanilla": 0.3, "calm": 0.01}
     rows = [
@@ -440,23 +444,23 @@ def lists(whole):
 
 
 def test_a_pruned_last_layer_changes_tokens_that_do_not_exit():
-    lost = pruning.unreachable(lists(whole=True))
-    assert pruning.unreachable_conclusion(lost) == (
+    lost = lists.unreachable(entries_scored(whole=True))
+    assert lists.unreachable_conclusion(lost) == (
         "Even if no token exits, fixed pruning of the last layer, as published, changes up to 1.0% of CALM's "
         "and up to 30.0% of vanilla's tokens. A whole last layer changes none."
     )
-    assert "whole" not in pruning.unreachable_conclusion(pruning.unreachable(lists(whole=False)))
-    exact = pruning.unreachable_conclusion(lost.assign(share=0.0))
+    assert "whole" not in lists.unreachable_conclusion(lists.unreachable(entries_scored(whole=False)))
+    exact = lists.unreachable_conclusion(lost.assign(share=0.0))
     assert exact.startswith("If no token exits") and "changes none of CALM's" in exact
-    table = pruning.unreachable_shown(lost)
+    table = lists.unreachable_shown(lost)
     assert list(table.columns) == [figures.label(TASKS[0])]
     assert table.loc[(figures.label("calm"), figures.label("fixed"))].tolist() == ["1.0% (1.0% to 1.0%)"]
-    panels, names = drawn(pruning.kept_figure(lists(whole=True)))
+    panels, names = drawn(lists.kept_figure(entries_scored(whole=True)))
     assert len(panels) == 1 and len(names) == 2
-    assert message(pruning.kept_figure(lists(whole=True))).endswith(
+    assert message(lists.kept_figure(entries_scored(whole=True))).endswith(
         "the margin over few entries (ours) does so again, at layer 12"
     )
-    assert message(pruning.kept_figure(lists(whole=False))).endswith("and a list from 12 on")
+    assert message(lists.kept_figure(entries_scored(whole=False))).endswith("and a list from 12 on")
 
 
 def timings(ways):
@@ -469,37 +473,36 @@ def timings(ways):
 
 def test_a_way_that_is_not_timed_yet_is_named_and_hides_no_other():
     compared = pd.DataFrame({"task": TASKS[0], "model": "calm", "reduction": ["unpruned", "fixed", "few"]})
-    times = pruning.comparable_times(timings({"unpruned": 0.5, "fixed": 0.6}), compared)
-    said = pruning.times_conclusion(times, compared)
+    times = complete_table.comparable_times(timings({"unpruned": 0.5, "fixed": 0.6}), compared)
+    said = complete_table.times_conclusion(times, compared)
     assert said == (
         "CALM with a pruned margin emits 1.20 times as many tokens a second as with the margin over all "
         "entries (batch size 1), the most with fixed pruning on summarization. Not timed yet: margin over "
         "few entries (ours)."
     )
-    assert pruning.times_shown(times.iloc[:0]) is None
-    table = pruning.times_shown(times)
+    assert complete_table.times_shown(times.iloc[:0]) is None
+    table = complete_table.times_shown(times)
     assert table.columns.tolist() == [("batch size 1", "summarization"), ("batch size 100", "summarization")]
-    assert pruning.comparable_times(timings({"unpruned": 0.5}), compared).empty
+    assert complete_table.comparable_times(timings({"unpruned": 0.5}), compared).empty
     slow = timings({"unpruned": 0.5, "fixed": 0.5, "few": 0.4})
-    assert ": no time is saved." in pruning.times_conclusion(slow, compared)
-    assert "Not timed" not in pruning.times_conclusion(slow, compared)
+    assert ": no time is saved." in complete_table.times_conclusion(slow, compared)
+    assert "Not timed" not in complete_table.times_conclusion(slow, compared)
 
 
 def test_a_sweep_says_how_long_a_list_must_be():
     rows = [("fixed", 2, 0.9), ("fixed", 8, 0.95), ("fixed", 64, 0.99), ("decaying", 2, 0.99)]
     swept = pd.DataFrame(rows, columns=["rule", "k", "same_token"]).assign(task=TASKS[0])
-    assert pruning.sweep_message(swept, 64) == (
+    assert lists.sweep_message(swept, 64) == (
         "Fixed pruning keeps at least 95.0% of the predictions with 8 entries and 99.0% with 64 entries"
     )
-    assert (
-        "Fewer are enough with decaying pruning, whose list begins longer (2)."
-        in pruning.sweep_conclusion(swept)
+    assert "Fewer are enough with decaying pruning, whose list begins longer (2)." in lists.sweep_conclusion(
+        swept
     )
     flat = swept.assign(same_token=0.99)
-    assert "as many predictions with 8 entries as with 64 (at least 99.0%)" in pruning.sweep_message(flat, 64)
-    assert "Fewer" not in pruning.sweep_conclusion(flat)
+    assert "as many predictions with 8 entries as with 64 (at least 99.0%)" in lists.sweep_message(flat, 64)
+    assert "Fewer" not in lists.sweep_conclusion(flat)
     whole = swept.assign(rule=swept.rule.replace("decaying", "few"))
-    assert "Fewer are enough with a whole last layer (2)." in pruning.sweep_conclusion(whole)
+    assert "Fewer are enough with a whole last layer (2)." in lists.sweep_conclusion(whole)
 
 
 def test_zeros_are_counted_beside_the_published_rows():
@@ -510,14 +513,14 @@ def test_zeros_are_counted_beside_the_published_rows():
     ]
     columns = ["reduction", "score", "score_at_full_depth", "our_model", "our_score", "our_score_unpruned"]
     beside = pd.DataFrame(rows, columns=columns).assign(our_task="translation")
-    assert pruning.published_conclusion(beside) == (
+    assert complete_table.published_conclusion(beside) == (
         "Pruning takes more than half of the score in 2 of 3 published settings (1 with a score of 0) and in "
         "1 of our 2 (all on vanilla). The published zeros are probably list positions mistaken for token "
         "ids (08)."
     )
-    none = pruning.published_conclusion(beside.assign(our_score=50.0))
+    none = complete_table.published_conclusion(beside.assign(our_score=50.0))
     assert "and in 0 of our 2. The published" in none
-    unmatched = pruning.published_conclusion(beside.assign(our_score_unpruned=np.nan))
+    unmatched = complete_table.published_conclusion(beside.assign(our_score_unpruned=np.nan))
     assert "2 of 3 published settings (1 with a score of 0). The published" in unmatched
 
 
@@ -526,11 +529,13 @@ def test_a_published_row_without_a_task_of_ours_is_not_shown_but_named():
     beside = pd.DataFrame(rows, columns=["dataset", "our_score", "our_seconds"])
     beside = beside.assign(model="t5-large", reduction="full_depth", score=1.0, seconds=2.0)
     beside = beside.assign(our_model="vanilla", our_task=TASKS[0], why_they_differ="another model")
-    table = pruning.published_shown(beside)
+    table = complete_table.published_shown(beside)
     assert table.dataset.tolist() == ["squad"] and table["our seconds"].tolist() == ["not timed"]
     assert table.pruning.tolist() == ["none"]
-    assert pruning.left_out(beside).startswith("The rows on `multi_news`, for which no task of ours was run")
-    assert pruning.left_out(beside[:1]) == ""
+    assert complete_table.left_out(beside).startswith(
+        "The rows on `multi_news`, for which no task of ours was run"
+    )
+    assert complete_table.left_out(beside[:1]) == ""
 
 
 # models and training (00, 90)

@@ -4,6 +4,7 @@ import io
 import itertools
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -147,6 +148,25 @@ def test_the_colour_blind_tell_the_colours_of_a_palette_apart(names, kind):
             seen(figures.STYLES[one].colour, kind) - seen(figures.STYLES[other].colour, kind)
         )
         assert distance > 8, f"{one} and {other}: {distance:.1f}"
+
+
+def test_contrast_is_that_of_wcag():
+    assert figures.contrast("white", "black") == pytest.approx(21)
+    assert figures.contrast("#777777", "white") == pytest.approx(4.48, abs=0.01)
+    assert figures.contrast("white", "white") == 1
+
+
+def test_text_in_a_table_of_numbers_is_readable_on_every_shade():
+    """Before, seaborn chose the colours, and white stood on middle blue, where black is clearer."""
+    values = pd.DataFrame(np.linspace(0, 1, 60).reshape(6, 10))
+    values.iloc[2, 3] = np.nan
+    _, axis = plt.subplots()
+    figures.heat(axis, values, values.map("{:.2f}".format))
+    shades = axis.collections[0].get_facecolors().reshape(-1, 4)[values.notna().to_numpy().ravel()]
+    assert len(axis.texts) == len(shades) == 59, "an empty cell has no text"
+    for text, shade in zip(axis.texts, shades, strict=True):
+        assert figures.contrast(text.get_color(), shade) >= 4.5, text.get_text()
+    assert axis.texts[0].get_color() == figures.INK and axis.texts[-1].get_color() == "white"
 
 
 def test_an_axis_of_layers_begins_with_the_first_that_is_drawn():

@@ -29,6 +29,7 @@ GREY = "#666666"
 DARK = "#333333"
 PALE = "#cccccc"
 BLUE = "#5b7a99"  # slate, of what is neither a model nor a rule
+INK = "#050505"  # nearly black: on any colour, this or white has a contrast of 4.5 or more
 BAND = ("low", "high")
 LIGHTEST = 0.85  # shade of the last layer, where 1 is the palest yellow
 GOES_ON = "lines that meet the edge of a panel go on beyond it"  # in the small print of such figures
@@ -378,10 +379,34 @@ def heat(
         cbar=False,
         ax=axis,
     )
+    is_filled = numbers.notna().to_numpy().ravel()
+    shades = axis.collections[-1].get_facecolors().reshape(-1, 4)  # [cell, colour channel], line by line
+    for text, shade in zip(axis.texts, shades[is_filled], strict=True):
+        text.set_color(readable_on(shade))
     axis.set(xlabel="", ylabel="")
     axis.tick_params(axis="y", rotation=0)
     frame = {"visible": True, "color": GREY, "linewidth": 0.8}
     axis.spines[:].set(**frame)
+
+
+def readable_on(background) -> str:
+    """The colour of a text on a background: white or `INK`, whichever has the larger contrast."""
+    return max("white", INK, key=lambda colour: contrast(colour, background))
+
+
+def contrast(colour, other) -> float:
+    """The contrast of two colours as WCAG defines it, from 1 (none) to 21 (black on white)."""
+    darker, lighter = sorted([_luminance(colour), _luminance(other)])
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour) -> float:
+    """How light a colour is, from 0 (black) to 1 (white): the relative luminance of WCAG."""
+    luminance = 0.0
+    for value, weight in zip(matplotlib.colors.to_rgb(colour), (0.2126, 0.7152, 0.0722), strict=True):
+        linear = value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        luminance += weight * linear
+    return luminance
 
 
 def dots(

@@ -1,4 +1,4 @@
-"""A section of chapter 05: the rule over the history of predictions, and what classifiers learn from."""
+"""The rule over the history of predictions, and what classifiers learn from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ...analysis.statistics import percentiles
-from .. import figures
-from ..learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
-from ..prose import listed, on_tasks, span, task_span
-from .classifiers import FEW, LEAST_CHANGE, on_calm, ranks_clearly_better
-from .wording import without_source
+from ....analysis.statistics import percentiles
+from ... import figures
+from ...learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
+from ...prose import listed, on_tasks, span, task_span
+from ..wording import without_source
+from .compared import FEW, LEAST_CHANGE, on_calm, ranks_clearly_better
 
 BETTER = 0.02  # of an area: what an answer to "do they learn from the right examples?" takes notice of
 

@@ -1,0 +1,1 @@
+"""Chapter 08: full quality and faster? The answer, the guarantee, and bugs of published code."""

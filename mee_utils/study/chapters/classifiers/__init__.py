@@ -1,0 +1,1 @@
+"""Chapter 05: confidence measures over one layer and over several."""

@@ -1,0 +1,1 @@
+"""Chapter 04: contrast between an early and a late layer, as a confidence measure and as a decoder."""

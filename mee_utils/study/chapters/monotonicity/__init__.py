@@ -1,0 +1,1 @@
+"""Chapter 01: from which layer on predictions are final, and how confidence gets there."""
