@@ -112,20 +112,21 @@ def test_the_work_is_the_passes_that_decoding_makes(traced, max_draft, seed, mon
     model, full_trace, full = traced
     passes = []
 
-    def counted(decoder, layer, x, span, run=LayerwiseDecoder.run_span):
+    def counted(decoder, layer, x, span, run=LayerwiseDecoder.run_pass):
         passes.append(layer)
         return run(decoder, layer, x, span)
 
-    monkeypatch.setattr(LayerwiseDecoder, "run_span", counted)
+    monkeypatch.setattr(LayerwiseDecoder, "run_pass", counted)
     policy = forced(right_layers(full_trace, seed), max_draft=max_draft)
     out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1)
+    decoding_passes = len(passes)
     assert out.token_ids == full.token_ids
     policy = replace(policy, min_layer=None, exit_layers=range(1, model.layers))
     (setting,), compared = planning.rank_settings(
         model, states_of(model), [policy], LENGTH, sizes=OnePass(model.layers)
     )
     assert compared == 1
-    assert setting.expected == pytest.approx(full.tokens * model.layers / len(passes))
+    assert setting.expected == pytest.approx(full.tokens * model.layers / decoding_passes)
 
 
 def replay_by_hand(exits, same_token, policy, readout_rows=0):

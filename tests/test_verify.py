@@ -189,12 +189,12 @@ def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, family, mea
     model, masked = build_lively(family, tokenizer, dtype=torch.float32), []
     sizes = DecoderSizes.of(model.network.config)
 
-    def noted(decoder, layer, x, span, run=LayerwiseDecoder.run_span):
+    def noted(decoder, layer, x, span, run=LayerwiseDecoder.run_pass):
         # a causal pass multiplies queries with later keys too, and throws it away; nobody counts that
         masked.append(4 * sizes.inner * span.width * (span.width - 1) // 2)
         return run(decoder, layer, x, span)
 
-    monkeypatch.setattr(LayerwiseDecoder, "run_span", noted)
+    monkeypatch.setattr(LayerwiseDecoder, "run_pass", noted)
     found = trace(model, INPUTS, max_new_tokens=LENGTH)
     level = float(np.quantile(confidences(found, ExitPolicy(measure, min_layer=1)), 0.6))
     rejected = 0

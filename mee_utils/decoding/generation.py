@@ -227,8 +227,7 @@ def decode_batch(
     Returns:
         One output a row.
     """
-    parallel = bound.policy.propagation == "parallel"
-    cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
+    cache = decoder.begin(batch, max_new_tokens, encoded)
     if bound.policy.propagation == "verify":
         return DraftDecoder(decoder, cache, bound, sequence).decode()
     return decode_tokens(decoder, cache, bound, sequence)

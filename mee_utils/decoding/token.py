@@ -29,6 +29,7 @@ from ..exits.policy import BoundPolicy
 from ..exits.readout import ReadoutLogits
 from .layerwise import Cache, LayerwiseDecoder, Rows, on_device, waiting_positions
 from .outputs import Output
+from .spans import run_with_waiting
 
 DROP_FINISHED_AT = 0.5  # rows whose output has ended leave the cache once no more than this share goes on
 
@@ -386,7 +387,7 @@ class TokenRun:
         """Marks rows as exited, `[rows]`; takes exited rows out once enough have."""
         self.active = self.active & ~exits
         few_active = self.active.sum() <= self.step.decoder.compact_below * len(self.rows)
-        if few_active or self.rows.cache.parallel:
+        if few_active:
             self._take_out_exited()
         else:
             self._mask_exited()
@@ -407,6 +408,22 @@ class TokenRun:
         self._mask = on_device(self.active[:, None], self.x)
 
 
+class ParallelRun(TokenRun):
+    """The same where tokens that wait below a layer go through it together with the present one ("parallel").
+
+    Exited rows are taken out at once: higher layers are to see their token wait, not run.
+    """
+
+    def state_after(self, layer: int, previous: ExitState | None) -> ExitState:
+        before = self.x
+        self.x = run_with_waiting(self.step.decoder, layer, before, self.rows)
+        return ExitState(self.step, layer, self.x, before, self.step_rows, previous)
+
+    def exit(self, exits: np.ndarray) -> None:
+        self.active = self.active & ~exits
+        self._take_out_exited()
+
+
 class TokenDecoder:
     """Decodes the tokens of one batch, one at a time; `bound` says when they exit."""
 
@@ -414,6 +431,7 @@ class TokenDecoder:
         self.decoder = decoder
         self.cache = cache
         self.bound = bound
+        self.run_class = ParallelRun if bound.policy.propagation == "parallel" else TokenRun
         # for thresholds that learn: confidence and id of each input's tokens since it last ran all layers
         self.shallow: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
@@ -433,7 +451,7 @@ class TokenDecoder:
         step = Step(self.decoder, bound, sequence, self.cache.position, ids, source, rows.slots)
         if bound.measure.needs_all_layers:
             return self._decode_in_hindsight(step, rows)
-        run = TokenRun(step, rows)
+        run = self.run_class(step, rows)
         tokens = StepTokens(step)
         for state in states_by_layer(run.state_after, bound.layers):
             if state.layer not in bound.decision_layers:
@@ -454,7 +472,7 @@ class TokenDecoder:
 
     def _decode_in_hindsight(self, step: Step, rows: Rows) -> StepTokens:
         """For measures that need all layers (the oracle): all are run, then the token goes back."""
-        run = TokenRun(step, rows)
+        run = self.run_class(step, rows)
         states = list(states_by_layer(run.state_after, self.bound.layers))
         exit_layers, confidences = self._exits_in_hindsight(states)
         step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
