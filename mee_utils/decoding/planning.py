@@ -27,12 +27,11 @@ from .full_depth import (
     FullDepthStates,
     Replay,
     bind_to_model,
-    decode_encoded,
     encode_batches,
     full_depth_states,
     replay_states,
 )
-from .inputs import check_inputs, check_lengths, check_model, check_search_settings
+from .inputs import check_inputs, check_lengths, check_model, check_search_settings, decode_batch
 from .layerwise import decoder_of
 from .rounds import Rounds, first_exits, rounds_of
 
@@ -352,6 +351,6 @@ def _seconds(model: Model, batches: Sequence[Batch], policy: ExitPolicy | None, 
     for batch in batches:
         bound = bind_to_model(model, policy)  # a threshold that learns begins anew
         started = time.perf_counter()
-        decode_encoded(decoder, batch, bound, max_new_tokens)
+        decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
         total += time.perf_counter() - started
     return total
