@@ -14,7 +14,7 @@ from test_decoder import forced, random_exits
 
 from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, load_trace, replay, trace
 from mee_utils.analysis.comparison import agreement
-from mee_utils.analysis.decisions import sweep
+from mee_utils.analysis.threshold_choice import sweep
 from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..analysis import monotonicity
 from ..analysis.comparison import comparison
-from ..analysis.decisions import candidates
+from ..analysis.threshold_choice import candidates
 from ..common.errors import MeeError, check_whole
 from ..exits.policy import ExitPolicy
 from ..traces.replay import replay_policy
