@@ -24,7 +24,8 @@ from ..common.extras import needs_extra
 from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
-from ..decoding.token import confidence_of, on_host
+from ..decoding.layerwise import on_host
+from ..decoding.token import confidence_of
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model

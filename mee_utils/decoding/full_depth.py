@@ -16,8 +16,8 @@ from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
 from .inputs import batches_by_length, decode_batch
-from .layerwise import LayerwiseDecoder, decoder_of, source_ids_of
-from .token import ExitState, Step, confidence_of, on_host, states_by_layer
+from .layerwise import LayerwiseDecoder, decoder_of, on_host, source_ids_of
+from .token import ExitState, Step, confidence_of, states_by_layer
 
 LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time
 

@@ -311,6 +311,13 @@ def on_device(numbers, like: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(numbers)).to(like.device, non_blocking=True)
 
 
+def on_host(values) -> np.ndarray:
+    """A tensor or array as a numpy array. The only place that waits for the device, once per decision."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
+
+
 # ---- the decoder
 
 

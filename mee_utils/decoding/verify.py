@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..exits.policy import BoundPolicy
-from .layerwise import Cache, LayerwiseDecoder, on_device
+from .layerwise import Cache, LayerwiseDecoder, on_device, on_host
 from .outputs import Drafts, Output
 from .spans import span_at
 from .token import (
@@ -42,7 +42,6 @@ from .token import (
     Step,
     check_finite,
     decide,
-    on_host,
     pick,
     predicted_ids,
     states_by_layer,
