@@ -37,7 +37,7 @@ from itertools import product
 import pandas as pd
 
 from mee_utils import Experiment, trace
-from mee_utils.analysis import comparison, decisions, survey
+from mee_utils.analysis import comparison, survey, threshold_choice
 from mee_utils.paper import claims
 from mee_utils.study import verdicts
 from mee_utils.study.catalogue import IDEAS, MAIN_MODEL, RULES
@@ -83,7 +83,7 @@ draws = []
 for task, t in traces.items():
     replayed = replay_policy(t, policy_of("surest").over_all_entries(), calm)
     losses = survey.output_losses(t, calm, tasks[task])
-    tried = decisions.candidates(replayed, 25, max_new_tokens)
+    tried = threshold_choice.candidates(replayed, 25, max_new_tokens)
     table = survey.bandit_or_calibrated(replayed, losses, arms, tried, delta, splits)
     draws.append(table.assign(task=task, model="calm"))
 draws = pd.concat(draws, ignore_index=True)
@@ -123,7 +123,7 @@ def at_interval(task, every):
     policy = replace(policy_of("few"), min_layer=None, exit_layers=layers)
     replayed = replay_policy(traces[task], policy, calm)
     choosing = replayed.part(held[task], examples)
-    tried = decisions.candidates(choosing, 25, max_new_tokens)
+    tried = threshold_choice.candidates(choosing, 25, max_new_tokens)
     level = survey.lowest_level(choosing, losses_chosen[task], tried, demand, max_new_tokens)
     reported = replayed.part(0, held[task]).at_threshold(level)
     row = survey.at_loss(reported, losses[task], max_new_tokens)

@@ -6,8 +6,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
-from mee_utils.decoding.generation import bind_policy, decode_batch
-from mee_utils.decoding.inputs import batches_by_length
+from mee_utils.decoding.generation import bind_policy
+from mee_utils.decoding.inputs import batches_by_length, decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.models.costs import DecoderSizes
 

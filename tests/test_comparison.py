@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mee_utils import ExitPolicy, MeeError, generate, trace
-from mee_utils.analysis import comparison, decisions
+from mee_utils.analysis import comparison, decisions, threshold_choice
 from mee_utils.analysis.comparison import DecodingResult
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
@@ -102,15 +102,15 @@ def test_ranking_and_reliability_look_at_each_deciding_layer(monkeypatch):
 def test_the_threshold_for_a_quality_is_the_lowest_from_which_on_it_is_kept():
     replayed = by_hand(ExitPolicy("softmax_margin", min_layer=1))
     for share in (0.5, 0.8, 1.0):
-        found = decisions.thresholds_for(replayed, [share]).iloc[0]
+        found = threshold_choice.thresholds_for(replayed, [share]).iloc[0]
         assert found.same_token >= share
         exits = by_hand(ExitPolicy("softmax_margin", threshold=float(found.threshold))).exit_layers()
         assert exits.mean() == pytest.approx(found.mean_exit_layer)
         higher = [min(1.0, t) for t in np.arange(0, 1.001, 0.05) if t >= found.threshold]
-        assert (decisions.sweep(replayed, higher).same_token >= share).all()
-    assert decisions.thresholds_for(replayed, [1.0]).threshold[0] >= 0.8
+        assert (threshold_choice.sweep(replayed, higher).same_token >= share).all()
+    assert threshold_choice.thresholds_for(replayed, [1.0]).threshold[0] >= 0.8
     with pytest.raises(MeeError, match="a share from 0 to 1"):
-        decisions.thresholds_for(replayed, [98])
+        threshold_choice.thresholds_for(replayed, [98])
 
 
 def ranked(tokens, outputs, layers=2):
@@ -184,8 +184,8 @@ def test_a_threshold_of_ones_own_keeps_its_decay_in_every_function():
     own = ExitPolicy("softmax_margin", threshold=Threshold(0.9, decay=4.0, form="calm"))
     as_options = ExitPolicy("softmax_margin", threshold=0.9, decay=4.0, decay_form="calm")
     for function in (
-        lambda policy: decisions.sweep(by_hand(policy), [0.95, 0.6, 0.3], 3).to_numpy(),
-        lambda policy: decisions.thresholds_for(by_hand(policy), [0.5, 0.9]).to_numpy(),
+        lambda policy: threshold_choice.sweep(by_hand(policy), [0.95, 0.6, 0.3], 3).to_numpy(),
+        lambda policy: threshold_choice.thresholds_for(by_hand(policy), [0.5, 0.9]).to_numpy(),
         lambda policy: comparison.at_equal_quality(by_hand(policy), [0.5]).filter(regex="[^s]$").to_numpy(),
         lambda policy: policy.at_threshold(0.6).schedule.at(np.arange(5), 5),
     ):
@@ -227,9 +227,9 @@ def test_equal_quality_is_chosen_on_one_half_of_the_outputs_and_reported_on_the_
         chosen, told = (
             replayed.part(*ends).at_threshold(row.threshold) for ends in ((half, outputs), (0, half))
         )
-        assert decisions.at_exits(chosen)["same_token"] >= row.wanted
+        assert threshold_choice.at_exits(chosen)["same_token"] >= row.wanted
         assert told.exit_layers().mean() == pytest.approx(row.mean_exit_layer)
-        assert decisions.at_exits(told)["same_token"] == pytest.approx(row.same_token)
+        assert threshold_choice.at_exits(told)["same_token"] == pytest.approx(row.same_token)
 
 
 def test_a_comparison_begins_with_all_layers(traced, synthetic_tasks):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mee_utils import ExitPolicy, MeeError, replay, trace
 from mee_utils.analysis import statistics
-from mee_utils.analysis.decisions import candidates
+from mee_utils.analysis.threshold_choice import candidates
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.study import artifacts, measure, result_tables
 from mee_utils.study.catalogue import RULES

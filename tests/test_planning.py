@@ -112,20 +112,21 @@ def test_the_work_is_the_passes_that_decoding_makes(traced, max_draft, seed, mon
     model, full_trace, full = traced
     passes = []
 
-    def counted(decoder, layer, x, span, run=LayerwiseDecoder.run_span):
+    def counted(decoder, layer, x, span, run=LayerwiseDecoder.run_pass):
         passes.append(layer)
         return run(decoder, layer, x, span)
 
-    monkeypatch.setattr(LayerwiseDecoder, "run_span", counted)
+    monkeypatch.setattr(LayerwiseDecoder, "run_pass", counted)
     policy = forced(right_layers(full_trace, seed), max_draft=max_draft)
     out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1)
+    decoding_passes = len(passes)
     assert out.token_ids == full.token_ids
     policy = replace(policy, min_layer=None, exit_layers=range(1, model.layers))
     (setting,), compared = planning.rank_settings(
         model, states_of(model), [policy], LENGTH, sizes=OnePass(model.layers)
     )
     assert compared == 1
-    assert setting.expected == pytest.approx(full.tokens * model.layers / len(passes))
+    assert setting.expected == pytest.approx(full.tokens * model.layers / decoding_passes)
 
 
 def replay_by_hand(exits, same_token, policy, readout_rows=0):
@@ -180,13 +181,18 @@ def test_the_best_draft_length_is_found():
 
 
 def test_the_rounds_of_three_tokens():
-    """The worked example of the module."""
+    """The worked example of `rounds`, and its work as `planning` has it."""
     same = np.array([[True, True], [False, True], [False, False]])
     given = {"decision_layers": (1, 2), "sequence": np.zeros(3, dtype=int), "max_draft": np.array([2])}
     rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
     assert rounds.depth.tolist() == [[1, 2, 2]] and rounds.right.tolist() == [[True, True, False]]
     assert rounds.run_to.tolist() == [[2, 3, 3]] and rounds.settled_to.tolist() == [[2, 3, 3]]
     assert rounds.begins.tolist() == [[True, False, True]]
+    policy = ExitPolicy(threshold=0.5, exit_layers=[1, 2], propagation="verify", max_draft=2)
+    replay, _ = replay_by_hand([0, 1, 2], same, policy, readout_rows=5)  # half of all: a decision costs 1
+    sizes = SimpleNamespace(layers=4, projections=10, readout=2, d_model=3)
+    work = planning.work_by_token(replay, np.array([[0, 1, 2]]), rounds, sizes)
+    assert work.tolist() == [[55, 0, 44]]
     same[0] = False
     rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
     assert rounds.settled_to[0, 0] == 1 and rounds.begins.tolist() == [[True, True, False]]

@@ -15,9 +15,9 @@ from test_decoder import forced, random_exits
 
 from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, load_trace, replay, trace
 from mee_utils.analysis.comparison import agreement
-from mee_utils.analysis.decisions import sweep
-from mee_utils.decoding import generation
+from mee_utils.analysis.threshold_choice import sweep
 from mee_utils.decoding.generation import bind_policy
+from mee_utils.decoding.inputs import decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.token import on_host
 from mee_utils.exits import measures
@@ -706,7 +706,7 @@ def test_free_learns_from_deep_predictions_while_it_decodes(tokenizer):
     policy = ExitPolicy("max_probability", threshold=schedule, propagation="parallel", exit_layers=[2])
     decoder, encoded = LayerwiseDecoder(model.network), model.tokenizer(INPUTS[0], return_tensors="pt")
     policy = bind_policy(policy, decoder)
-    ids, layers, *_ = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
+    ids, layers, *_ = decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
     assert set(layers) == {2, 4}
     fed = torch.tensor([[model.network.config.decoder_start_token_id, *ids[:-1]]])
     with torch.inference_mode():
@@ -738,7 +738,7 @@ def test_labels_of_a_batch_are_those_of_its_rows(lively):
             )
             rows = np.arange(len(encoded["input_ids"]))
             fresh = bind_policy(policy, decoder)
-            generation.decode_batch(decoder, encoded, fresh, LENGTH, rows)
+            decode_batch(decoder, encoded, fresh, LENGTH, rows)
             for label, values in fresh.schedule.labels.items():
                 seen[label] += values
         learned.append({label: np.sort(values) for label, values in seen.items()})

@@ -155,7 +155,8 @@ def test_counted_operations_are_those_of_our_own_formula(d_model):
     """
     import torch
 
-    from mee_utils.decoding.generation import bind_policy, decode_batch
+    from mee_utils.decoding.generation import bind_policy
+    from mee_utils.decoding.inputs import decode_batch
     from mee_utils.decoding.layerwise import LayerwiseDecoder
     from mee_utils.models.costs import DecoderSizes
 

@@ -10,7 +10,7 @@ from test_verify import agreeing
 
 from mee_utils import ExitPolicy, MeeError, Task, generate, replay_drafts, trace
 from mee_utils.analysis import bandits, calibration, comparison, lossless, survey
-from mee_utils.analysis.decisions import candidates
+from mee_utils.analysis.threshold_choice import candidates
 from mee_utils.decoding.inputs import cut_at_end, detokenize
 from mee_utils.decoding.layerwise import start_and_end_ids
 from mee_utils.exits.classifiers import new_classifier

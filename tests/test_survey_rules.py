@@ -33,7 +33,7 @@ from mee_utils import (
     train_classifier,
 )
 from mee_utils.analysis.calibration import consistency_losses
-from mee_utils.analysis.decisions import candidates, thresholds_for
+from mee_utils.analysis.threshold_choice import candidates, thresholds_for
 from mee_utils.common.files import PACKAGE, read_yaml
 from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.exits.classifiers import SIZED, new_classifier

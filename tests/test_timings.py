@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.analysis import decisions
+from mee_utils.analysis import threshold_choice
 from mee_utils.study.result_tables import PARTS, read_timings
 from mee_utils.study.results import level_text
 
@@ -86,13 +86,18 @@ def test_thresholds_near_one_have_the_decimals_that_they_need():
     seen = np.array([[0.12345678, 0.99987654, 0.99999987654, 1.0, 1.0]])
     found = SimpleNamespace(confidences=seen, trace=SimpleNamespace(layers=12))
     found.bound = SimpleNamespace(measure=SimpleNamespace(range=(0.0, 1.0)))
-    assert decisions._levels(found, np.linspace(0, 1, 5)).tolist() == [0.1235, 0.99988, 0.99999988, 1.0]
+    assert threshold_choice._levels(found, np.linspace(0, 1, 5)).tolist() == [
+        0.1235,
+        0.99988,
+        0.99999988,
+        1.0,
+    ]
     found.bound.measure.range = (0.0, np.inf)
-    assert decisions._levels(found, np.linspace(0, 1, 5)).max() == 12, "a count of exits has an end"
+    assert threshold_choice._levels(found, np.linspace(0, 1, 5)).max() == 12, "a count of exits has an end"
     found.confidences = np.array([[3.5, 14.25, 20.0, 31.5, 40.75]])  # of logits, say
     for highest, expected in ((np.inf, 40.75), (100.0, 100.0)):
         found.bound.measure.range = (0.0, highest)
-        levels = decisions._levels(found, np.linspace(0, 1, 5)).tolist()
+        levels = threshold_choice._levels(found, np.linspace(0, 1, 5)).tolist()
         assert set(found.confidences[0].tolist()) <= set(levels) and max(levels) == expected
     assert [level_text(level) for level in (0.9, 0.12345, 0.99999988, np.inf)] == [
         "0.9000",

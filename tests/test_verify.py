@@ -8,7 +8,8 @@ from reference import counted_and_profiled, greedy
 
 from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, replay_drafts, trace
 from mee_utils.decoding import layerwise, verify
-from mee_utils.decoding.layerwise import LayerwiseDecoder
+from mee_utils.decoding.layerwise import Cache, LayerwiseDecoder
+from mee_utils.decoding.spans import AlignedSpan, RaggedSpan, span_at
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.models.costs import DecoderSizes
 from mee_utils.traces.drafts import drafts_of
@@ -183,18 +184,34 @@ def test_an_end_token_may_be_drafted_rightly_or_wrongly(tokenizer):
     assert sum(drafts.verified for drafts in out.drafts) == len(full)
 
 
+def test_rows_at_the_same_positions_are_a_rectangle_and_others_are_not():
+    """The example of `spans`."""
+    cache = Cache(torch.zeros(2, 1, 1), None, torch.zeros(2, 1), layers=1, max_new_tokens=8)
+    cache.states[:] = torch.arange(8.0)[None, :, None]  # [row, position, d_model]: each state is its position
+    ends = np.array([6, 6])
+    cache.filled[0] = [3, 3]
+    aligned = span_at(1, cache, np.arange(2), ends)
+    cache.filled[0] = [3, 5]
+    ragged = span_at(1, cache, np.arange(2), ends)
+    assert isinstance(aligned, AlignedSpan) and isinstance(ragged, RaggedSpan)
+    assert aligned.load().flatten().tolist() == [3, 4, 5, 3, 4, 5]
+    assert ragged.load().flatten().tolist() == [3, 4, 5, 5] and ragged.places.tolist() == [0, 1, 2, 5]
+    for span in (aligned, ragged):
+        assert span.width == 3 and span.last(span.load()).flatten().tolist() == [5, 5]
+
+
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
 @pytest.mark.parametrize("measure", ["softmax_margin", "hidden_similarity"])
 def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, family, measure, monkeypatch):
     model, masked = build_lively(family, tokenizer, dtype=torch.float32), []
     sizes = DecoderSizes.of(model.network.config)
 
-    def noted(decoder, layer, x, span, run=LayerwiseDecoder.run_span):
+    def noted(decoder, layer, x, span, run=LayerwiseDecoder.run_pass):
         # a causal pass multiplies queries with later keys too, and throws it away; nobody counts that
         masked.append(4 * sizes.inner * span.width * (span.width - 1) // 2)
         return run(decoder, layer, x, span)
 
-    monkeypatch.setattr(LayerwiseDecoder, "run_span", noted)
+    monkeypatch.setattr(LayerwiseDecoder, "run_pass", noted)
     found = trace(model, INPUTS, max_new_tokens=LENGTH)
     level = float(np.quantile(confidences(found, ExitPolicy(measure, min_layer=1)), 0.6))
     rejected = 0

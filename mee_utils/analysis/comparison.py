@@ -15,9 +15,9 @@ from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
 from .beside_full import beside_full
-from .decisions import thresholds_for
 from .replayed_flops import replayed_estimates
 from .statistics import DRAWS, Estimate, columns_of, estimates
+from .threshold_choice import thresholds_for
 
 
 @dataclass(frozen=True)

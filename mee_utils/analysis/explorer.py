@@ -7,13 +7,15 @@ are not decoded with exits here a trace is replayed (`explorer_replay`). The pag
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from string import Template
 from textwrap import wrap
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +24,9 @@ from ..common.extras import needs_extra
 from ..common.files import PACKAGE, check_file, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
-from ..decoding.token import on_host
-from ..exits.policy import MAX_DRAFT, BoundPolicy, ExitPolicy
+from ..decoding.layerwise import on_host
+from ..decoding.token import confidence_of
+from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
 from ..tasks.loading import Task
@@ -259,11 +262,11 @@ class _Decoding:
 
     def run(self, policy: ExitPolicy) -> _Run:
         """Decodes all sentences with a policy, with what it decides and what full depth predicts there."""
-        recorded = _RecordedPolicy.of(policy)
-        generation = self.generate(recorded)
+        recorder = _Recorder(policy)
+        generation = self.generate(recorder.policy)
         same = policy.propagation == "verify" or generation.token_ids == self.full.token_ids
         full_ids = self.full_ids if same else self._full_depth_ids(generation)
-        return _Run(generation, recorded.decisions, full_ids)
+        return _Run(generation, recorder.decisions, full_ids)
 
     def _full_depth_ids(self, generation: Generation) -> list[np.ndarray]:
         """What full depth predicts at each layer along some outputs, `[token, layer]` for each of them."""
@@ -271,40 +274,53 @@ class _Decoding:
         return along.by_output(along.top1_id)
 
 
+class _Place(NamedTuple):
+    """Where a policy decides."""
+
+    number: int  # of the sentence, from 0
+    position: int  # of the token
+    layer: int
+
+
+class _Decision(NamedTuple):
+    """What a policy sees there."""
+
+    confidence: float
+    token_id: int  # predicted by the layer
+
+
+class _Recorder:
+    """Keeps what a policy decides while it decodes; of a token that is drafted again the last decisions.
+
+    `policy` is to be decoded with in its place: that policy, whose measure writes down what it returns.
+    """
+
+    def __init__(self, policy: ExitPolicy):
+        self.measure = policy.measure
+        recorded = copy.copy(policy.measure)
+        recorded.confidence = self.confidence
+        self.policy = replace(policy, measure=recorded)
+        self.decisions: dict[_Place, _Decision] = {}
+
+    def confidence(self, state) -> np.ndarray:
+        """The measure's own."""
+        confidence = confidence_of(self.measure, state)
+        # logits for the page alone are not counted among the FLOPs
+        ids = on_host(state.top1_id if self.measure.readout else state.full_logits.argmax(-1))
+        positions = np.broadcast_to(state.position, len(ids)).tolist()
+        for row, number in enumerate(state.sequence.tolist()):
+            place = _Place(number, positions[row], state.layer)
+            self.decisions[place] = _Decision(float(confidence[row]), int(ids[row]))
+        return confidence
+
+
 @dataclass(frozen=True)
 class _Run:
     """One decoding of all sentences."""
 
     generation: Generation
-    decisions: Mapping[tuple[int, int, int], tuple[float, int]]  # (input, position, layer) -> confidence, id
+    decisions: Mapping[_Place, _Decision]
     full_ids: list[np.ndarray]  # `[token, layer]` for each output, what full depth predicts there
-
-
-@dataclass(frozen=True, repr=False)
-class _RecordedPolicy(ExitPolicy):
-    """A policy that keeps its decisions: (input, position, layer) -> (confidence, id)."""
-
-    decisions: dict = field(default_factory=dict, compare=False)
-
-    @classmethod
-    def of(cls, policy: ExitPolicy) -> _RecordedPolicy:
-        return cls(**{option.name: getattr(policy, option.name) for option in fields(policy) if option.init})
-
-    def bind(self, layers: int, vocabulary: int, min_exit_layer: int | None = None) -> _RecordedDecisions:
-        return _RecordedDecisions(self, layers, vocabulary, min_exit_layer)
-
-
-class _RecordedDecisions(BoundPolicy):
-    """Decides as its policy, and keeps every decision there; of a token that is drafted again the last."""
-
-    def exceeded(self, confidence: np.ndarray, state, max_new_tokens: int) -> np.ndarray:
-        # logits for the page alone are not counted among the FLOPs
-        ids = on_host(state.top1_id if self.measure.readout else state.full_logits.argmax(-1))
-        positions = np.broadcast_to(state.position, len(ids)).tolist()
-        for row, number in enumerate(state.sequence.tolist()):
-            decision = float(confidence[row]), int(ids[row])
-            self.policy.decisions[number, positions[row], state.layer] = decision
-        return super().exceeded(confidence, state, max_new_tokens)
 
 
 def _runs_of_rule(
@@ -312,7 +328,7 @@ def _runs_of_rule(
 ) -> list[dict]:
     """The runs of one rule at all levels of the slider; see `Explorer`."""
     nothing_exits = decoding.run(policy.at_threshold(policy.measure.range[1]))
-    confidences = [confidence for confidence, _ in nothing_exits.decisions.values()]
+    confidences = [decision.confidence for decision in nothing_exits.decisions.values()]
 
     def described(threshold: float) -> dict[str, list[dict]]:
         at_threshold = policy.at_threshold(threshold)
@@ -376,8 +392,8 @@ def _said(run: _Run, number: int, layers: list[int], verified: bool) -> tuple[np
     confidence = np.full(said.shape, None)
     for position, exit_layer in enumerate(layers):
         for layer in range(1, exit_layer + 1):
-            if (number, position, layer) in run.decisions:
-                value, token_id = run.decisions[number, position, layer]
-                confidence[position, layer - 1] = round(value, 4)
-                said[position, layer - 1] = token_id
+            decision = run.decisions.get(_Place(number, position, layer))
+            if decision is not None:
+                confidence[position, layer - 1] = round(decision.confidence, 4)
+                said[position, layer - 1] = decision.token_id
     return said, confidence

@@ -6,8 +6,8 @@ from ..exits.policy import BoundPolicy, ExitPolicy
 from ..traces.drafts import rounds_of_replay
 from ..traces.replay import PolicyReplay, values_at_exits
 from ..traces.trace import Trace
-from .decisions import exit_values
 from .statistics import Estimate, interval, mean_interval
+from .threshold_choice import exit_values
 
 
 def replayed_estimates(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, Estimate]:

@@ -33,10 +33,10 @@ from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay
 from ..traces.trace import Trace
 from ..traces.tracing import trace
 from .comparison import replayed_row
-from .decisions import at_exits, exit_values, thresholds_for
 from .monotonicity import stable
 from .replayed_flops import full_depth_flops, replayed_estimates, replayed_flops
 from .statistics import Estimate, by_layer, columns_of, estimates, interval, mean_interval
+from .threshold_choice import at_exits, exit_values, thresholds_for
 
 LOSSES = (0.01, 0.05)  # shares of the tokens that may be others
 LEAST_EXAMPLES = 8  # one half chooses, the other reports

@@ -17,7 +17,8 @@ from ..common.errors import MeeError, shown
 from ..exits.policy import ExitPolicy
 from ..models.checkpoints import FAMILIES, recorded_exit_layer
 from ..models.loading import Model
-from .generation import bind_policy, decode_batch
+from .generation import bind_policy
+from .inputs import decode_batch
 from .layerwise import checked_start, decoder_of, end_ids
 from .outputs import Output
 

@@ -15,11 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
-from .inputs import batches_by_length
-from .layerwise import LayerwiseDecoder, decoder_of, source_ids_of
-from .outputs import Output
-from .token import ExitState, Step, confidence_of, decode_tokens, on_host, states_by_layer
-from .verify import DraftDecoder
+from .inputs import batches_by_length, decode_batch
+from .layerwise import LayerwiseDecoder, decoder_of, on_host, source_ids_of
+from .token import ExitState, Step, confidence_of, states_by_layer
 
 LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time
 
@@ -76,17 +74,6 @@ def bind_to_model(model: Model, policy: ExitPolicy) -> BoundPolicy:
     return policy.bind(model.layers, model.network.config.vocab_size, model.min_exit_layer)
 
 
-@torch.inference_mode()
-def decode_encoded(
-    decoder: LayerwiseDecoder, batch: Batch, bound: BoundPolicy, max_new_tokens: int
-) -> list[Output]:
-    """Decodes a batch whose inputs are encoded; a policy with verified exits has a fixed draft length."""
-    cache = decoder.begin(batch.tokens, max_new_tokens, encoded=batch.encoded)
-    if bound.policy.propagation == "verify":
-        return DraftDecoder(decoder, cache, bound, batch.indices).decode()
-    return decode_tokens(decoder, cache, bound, batch.indices)
-
-
 def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: int) -> FullDepthStates:
     """Decodes some batches at full depth and keeps the states of all tokens."""
     decoder = decoder_of(model.network)
@@ -95,7 +82,7 @@ def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: in
     ids: dict[int, list[int]] = {}  # index of an input -> its output
     source: dict[int, Tensor] = {}  # index of an input -> its ids, [source], -1 at padding
     for batch in batches:
-        outputs = decode_encoded(decoder, batch, bound, max_new_tokens)
+        outputs = decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
         source_ids = source_ids_of(batch.tokens)
         for row, index in enumerate(batch.indices.tolist()):
             ids[index] = outputs[row].token_ids

@@ -1,17 +1,22 @@
-"""Texts into decoding and out of it: checks, batches, encoder states that are kept, detokenization."""
+"""Texts into decoding and out of it: checks, batches, what decodes a batch, detokenization."""
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..common.errors import MeeError, check_whole, shown
+from ..exits.policy import BoundPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
 from ..tasks.loading import Task
 from .layerwise import LayerwiseDecoder
+from .outputs import Output
+from .token import decode_tokens
+from .verify import DraftDecoder
 
 LONGEST = 16_384  # tokens of an input, where the tokenizer names no limit
 UNLIMITED = 1_000_000  # a tokenizer without a limit says 10^30
@@ -219,3 +224,31 @@ class EncoderCache:
         if key not in self._states:
             self._states[key] = decoder.encode(batch)
         return self._states[key]
+
+
+@torch.inference_mode()
+def decode_batch(
+    decoder: LayerwiseDecoder,
+    batch: dict[str, Tensor],
+    bound: BoundPolicy,
+    max_new_tokens: int,
+    sequence: np.ndarray,
+    encoded: Tensor | None = None,
+) -> list[Output]:
+    """Decodes one batch, with exits as the policy says: copied, in parallel, or verified.
+
+    Args:
+        decoder: of the model.
+        batch: `input_ids` and `attention_mask`, `[row, source]` each.
+        bound: the policy; one that verifies has a fixed `max_draft`.
+        max_new_tokens: the longest output.
+        sequence: `[row]`, indices of the inputs among all.
+        encoded: the encoder's states `[row, source, d_model]`, if they are known.
+
+    Returns:
+        One output a row.
+    """
+    cache = decoder.begin(batch, max_new_tokens, encoded)
+    if bound.policy.propagation == "verify":
+        return DraftDecoder(decoder, cache, bound, sequence).decode()
+    return decode_tokens(decoder, cache, bound, sequence)

@@ -6,15 +6,13 @@ A token that exits at layer l has state `h^l`. Layer j > l sees it through its k
 
 - "copy" (CALM, MEE): `K_j n_j(h^l)`, `V_j n_j(h^l)`, computed when a later token of the row reaches layer j,
   together with that token's own, so that the matrices are read from memory once.
-- "parallel" (FREE): when a later token of the row reaches layer j, all waiting tokens run through it in one
-  causal pass.
-- "verify": the same, and the rows stand at positions of their own; see `mee_utils.decoding.verify`.
+- "parallel" (FREE) and "verify": when a later token of the row reaches layer j, all waiting tokens go through
+  it in one causal pass; see `mee_utils.decoding.spans`.
 
 A `Cache` has keys and values for each layer, row and position, and the states of tokens that wait. `Rows` are
-some rows with their present token. A `Span` is the same with several tokens a row: those that waited below a
-layer, and the present one. Both say where in the cache their keys and values are, and attend to them. For
-each layer and row the positions with keys and values are a prefix (`Cache.filled`), because a token that
-reaches a layer brings all earlier positions up to it.
+some rows with their present token: they store its keys and values in the cache, and attend to those of their
+own rows. For each layer and row the positions with keys and values are a prefix (`Cache.filled`), because a
+token that reaches a layer brings all earlier positions up to it.
 """
 
 from __future__ import annotations
@@ -172,27 +170,20 @@ class Cache:
     """
 
     def __init__(
-        self,
-        encoded: Tensor,
-        mask: Tensor | None,
-        source_ids: Tensor,
-        layers: int,
-        max_new_tokens: int,
-        parallel: bool,
+        self, encoded: Tensor, mask: Tensor | None, source_ids: Tensor, layers: int, max_new_tokens: int
     ):
         self.batch, _, size = encoded.shape  # number of rows
         self.encoded = encoded  # [row, source, d_model]
         self.source_ids = source_ids  # [row, source], -1 at padding
         self.mask = mask  # [row, 1, 1, source], minus infinity at padding; None: there is none
         self.max_new_tokens = max_new_tokens  # of the longest output
-        self.parallel = parallel  # whether waiting tokens run through a layer together ("parallel")
         self.position = 0  # of the present token
         self.capacity = min(max_new_tokens, FIRST_CAPACITY)  # how many positions there is room for
         # of self-attention and of cross-attention, for each layer: [2, row, head, position, d_kv]
         self.self_keys_values: list[Tensor | None] = [None] * layers
         self.cross_keys_values: list[Tensor | None] = [None] * layers
         self.filled = np.zeros((layers, self.batch), dtype=np.int64)
-        # each token's exit state, [row, position, d_model] ("parallel": brought up by later tokens)
+        # the states with which tokens wait, [row, position, d_model]: those of their exits ("copy")
         self.states = encoded.new_zeros(self.batch, self.capacity, size)
 
     def keep(self, slots: np.ndarray) -> None:
@@ -227,6 +218,8 @@ class Rows:
     alone, and has three ways to them: if they are the whole batch, the keys as they are; if they are few, a
     copy of their keys (`gathered`); else the keys of all rows, with queries of zeros for the others.
     """
+
+    width = 1  # tokens a row
 
     def __init__(self, cache: Cache, slots: np.ndarray):
         self.cache = cache
@@ -265,6 +258,11 @@ class Rows:
         first = filled if self.is_whole_batch else filled[self.slots]
         return None if first.min() == self.cache.position else first
 
+    def store_keys_values(self, keys_values: Tensor, made: Tensor) -> None:
+        """Stores what a layer made of the tokens, `[2, token, head, d_kv]`, among its keys and values."""
+        slots = slice(None) if self.is_whole_batch else self.index
+        keys_values[:, slots, :, self.cache.position] = made
+
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
         """From queries `[token, head, d_kv]` to the keys of their own rows; `[token, inner]`."""
         query = query.unsqueeze(2)
@@ -283,119 +281,6 @@ class Rows:
         """Forgets the present token's keys and values above its exit layer `[rows]`, known only now."""
         layer = np.arange(1, len(self.cache.filled) + 1)[:, None]  # [layer, 1]
         self.cache.filled[:, self.slots] -= layer > layers
-
-
-def next_merge_layer(filled: np.ndarray, layer: int) -> int:
-    """The layer at which further tokens join those that have not seen `layer`; L + 1 if none do.
-
-    Two rows, L = 4: row 0 has keys and values of 3 positions at layers 1 and 2, of 1 at layers 3 and 4; row 1
-    of 2 positions at layer 1, of none above. New tokens begin at layer 1, row 1's two join them at layer 2,
-    and positions 1 and 2 of row 0 join at layer 3. Then all have joined.
-
-    >>> filled = np.array([[3, 2], [3, 0], [1, 0], [1, 0]])
-    >>> [next_merge_layer(filled, layer) for layer in (1, 2, 3, 4)]
-    [2, 3, 5, 5]
-
-    Args:
-        filled: `[layer, row]`, positions with keys and values; higher layers never have more.
-        layer: the layer that the tokens go through next, from 1 on.
-    """
-    fewer = (filled[layer - 1 :] < filled[layer - 1]).any(axis=1)  # [layer], from `layer` on
-    return layer + int(fewer.argmax()) if fewer.any() else len(filled) + 1
-
-
-class Span(Rows):
-    """The tokens that go through a layer together: of each row, all those that have not seen it yet.
-
-    A row may have several tokens here, and rows stand at positions of their own ("verify"). States are flat,
-    row by row, `[token, d_model]`; attention takes them as `[row, width]`, the last token of each row at the
-    right:
-
-        row 0, positions 3 to 5   3 4 5        flat: 3 4 5 | 5
-        row 1, position 5         . . 5        flat_index: 0 1 2 5
-
-    `ends`, `[row]`, is one beyond the position of each row's last token; rows without any token are left out.
-    Where all rows of the cache stand at the same positions, as one row alone always does, the span is
-    `aligned`: the tokens fill the rectangle, and slices address them in the cache.
-    """
-
-    def __init__(self, cache: Cache, slots: np.ndarray, ends: np.ndarray, layer: int):
-        # with the rows that have no token here: at a later layer some of theirs may join
-        self.requested_slots = slots
-        self.requested_ends = ends
-        filled = cache.filled[:, slots]  # [layer, row]
-        first = filled[layer - 1]  # [row], the first position that has not seen the layer
-        self.next_merge_layer = next_merge_layer(filled, layer)
-        waiting = first < ends
-        if not waiting.all():
-            slots = slots[waiting]
-            first = first[waiting]
-            ends = ends[waiting]
-        super().__init__(cache, slots)
-        self.gathered = not self.is_whole_batch
-        self.ends = ends
-        self.counts = ends - first  # [row], tokens
-        self.width = int(self.counts.max())
-        self.key_count = int(ends.max())
-        begin = self.key_count - self.width
-        self.aligned = self.is_whole_batch and bool((first == begin).all() and (ends == self.key_count).all())
-        self.flat_index = None  # where the tokens stand in `[row * width]`, unless they fill it
-        if self.aligned:
-            self._align(begin)
-        else:
-            self._spread(first)
-
-    def _align(self, begin: int) -> None:
-        """All rows hold positions `begin` to `key_count - 1`."""
-        self.cache_index = (slice(None), slice(begin, self.key_count))
-        if self.width > 1:  # one row stands for all
-            self.query_positions = np.arange(begin, self.key_count)[None]
-
-    def _spread(self, first: np.ndarray) -> None:
-        """Each row holds positions `first` to `ends - 1`, `[row]`."""
-        row, positions = waiting_positions(first, self.ends, np.arange(len(self)))
-        self.cache_index = tuple(self.on_device(np.stack([self.slots[row], positions])))
-        left_edge = self.ends - self.width  # [row], may lie before the output; nothing there is used
-        self.query_positions = (left_edge[:, None] + np.arange(self.width)).clip(0)
-        if len(row) < len(self) * self.width:
-            self.flat_index = self.on_device(row * self.width + positions - left_edge[row])
-
-    def joined(self, layer: int, x: Tensor) -> tuple[Span, Tensor]:
-        """What goes through a later layer: these tokens, and those that join there."""
-        if layer != self.next_merge_layer:
-            return self, x
-        self.store(x)
-        span = Span(self.cache, self.requested_slots, self.requested_ends, layer)
-        return span, span.load()
-
-    def load(self) -> Tensor:
-        """The states with which the tokens wait, `[token, d_model]`."""
-        return self.cache.states[self.cache_index].flatten(0, -2)
-
-    def store(self, x: Tensor) -> None:
-        """Leaves the tokens waiting with these states."""
-        self.cache.states[self.cache_index] = x.view(len(self), -1, x.shape[-1]) if self.aligned else x
-
-    def last(self, x: Tensor) -> Tensor:
-        """Of each row its last token, `[row, d_model]`."""
-        if self.width == 1:
-            return x
-        if self.aligned:
-            return x[self.width - 1 :: self.width]
-        return x[self.on_device(self.counts.cumsum() - 1)]
-
-    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """From queries `[token, head, d_kv]` to the keys of their own rows; `[token, inner]`."""
-        if self.width == 1:
-            return super().attend(query, keys_values, bias)
-        if self.flat_index is not None:
-            spread = query.new_zeros(len(self) * self.width, *query.shape[1:])
-            spread[self.flat_index] = query
-            query = spread
-        query = query.unflatten(0, (-1, self.width)).transpose(1, 2)  # [row, head, width, d_kv]
-        of_rows = keys_values if self.is_whole_batch else keys_values.index_select(1, self.index)
-        mixed = attention(query, of_rows, bias).transpose(1, 2).flatten(2).flatten(0, 1)
-        return mixed if self.flat_index is None else mixed[self.flat_index]
 
 
 def source_ids_of(batch: dict[str, Tensor]) -> Tensor:
@@ -424,6 +309,13 @@ def waiting_positions(first: np.ndarray, end, slots: np.ndarray) -> tuple[np.nda
 def on_device(numbers, like: Tensor) -> Tensor:
     """Numbers of the host as a tensor beside `like`, without waiting for the device."""
     return torch.from_numpy(np.asarray(numbers)).to(like.device, non_blocking=True)
+
+
+def on_host(values) -> np.ndarray:
+    """A tensor or array as a numpy array. The only place that waits for the device, once per decision."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
 
 
 # ---- the decoder
@@ -463,9 +355,7 @@ class LayerwiseDecoder:
         """The encoder's states `[batch, source, d_model]` of `input_ids` and `attention_mask`."""
         return self.encoder(**batch)[0]
 
-    def begin(
-        self, batch: dict, max_new_tokens: int, parallel: bool = False, encoded: Tensor | None = None
-    ) -> Cache:
+    def begin(self, batch: dict, max_new_tokens: int, encoded: Tensor | None = None) -> Cache:
         """Makes the cache of a batch; encodes it first, unless the encoder's states are given."""
         if encoded is None:
             encoded = self.encode(batch)
@@ -474,7 +364,7 @@ class LayerwiseDecoder:
         if not bool(is_token.all()):
             mask = encoded.new_zeros(is_token.shape).masked_fill_(is_token == 0, -torch.inf)
             mask = mask[:, None, None, :]
-        return Cache(encoded, mask, source_ids_of(batch), self.layers, max_new_tokens, parallel)
+        return Cache(encoded, mask, source_ids_of(batch), self.layers, max_new_tokens)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids `[rows]` to the input of layer 1, `[rows, d_model]`."""
@@ -490,32 +380,29 @@ class LayerwiseDecoder:
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """Runs layer `layer` (1 to L) for the current token of the given rows; `x` is `[rows, d_model]`."""
-        cache = rows.cache
+        """Runs layer `layer` (1 to L) for the present token of the given rows; `x` is `[rows, d_model]`.
+
+        Tokens that wait below the layer get keys and values of their exit states ("copy").
+        """
         first = rows.first_waiting(layer)
-        if first is not None and cache.parallel:  # one causal pass of waiting tokens and the present one
-            rows.store_exit_state(x)
-            span = Span(cache, rows.slots, np.full(len(rows), rows.key_count), layer)
-            x = self.run_span(layer, span.load(), span)
-            span.store(x)
-            x = span.last(x)
+        if first is None:
+            x = self.run_pass(layer, x, rows)
         else:
-            query = self._store_keys_values(layer, x, rows, first)
+            query = self._copy_waiting(layer, x, rows, first)
             x = self._attend_and_feed(layer, x, query, rows)
-        cache.filled[layer - 1, rows.slots] = rows.key_count
+        rows.cache.filled[layer - 1, rows.slots] = rows.key_count
         return x
 
-    def run_span(self, layer: int, x: Tensor, span: Span) -> Tensor:
-        """Runs layer `layer` (1 to L) for the tokens of a span, `[token, d_model]` before and after it."""
+    def run_pass(self, layer: int, x: Tensor, tokens: Rows) -> Tensor:
+        """Runs layer `layer` (1 to L) for some tokens, `[token, d_model]` before and after it.
+
+        They are one token a row, or several (`mee_utils.decoding.spans`): all that have not seen the layer.
+        """
         weights = self.weights[layer - 1]
-        keys_values = self._reserve(layer, span.cache)  # [2, row, head, position, d_kv]
-        projected = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
-        rows, positions = span.cache_index
-        if span.aligned:
-            keys_values[:, :, :, positions] = projected[1:].unflatten(1, (-1, span.width)).transpose(2, 3)
-        else:
-            keys_values[:, rows, :, positions] = projected[1:].transpose(0, 1)
-        return self._attend_and_feed(layer, x, projected[0], span)
+        keys_values = self._reserve(layer, tokens.cache)  # [2, row, head, position, d_kv]
+        projected = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)  # query, key, value
+        tokens.store_keys_values(keys_values, projected[1:])
+        return self._attend_and_feed(layer, x, projected[0], tokens)
 
     def _reserve(self, layer: int, cache: Cache) -> Tensor:
         """The layer's keys and values; at first makes room for them, and makes those of the source."""
@@ -527,28 +414,17 @@ class LayerwiseDecoder:
             cache.cross_keys_values[layer - 1] = shaped.permute(2, 0, 3, 1, 4).contiguous()
         return cache.self_keys_values[layer - 1]
 
-    def _store_keys_values(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray | None) -> Tensor:
-        """Stores keys and values of the present token and of those that waited.
+    def _copy_waiting(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
+        """Stores keys and values of the present token and of those that wait, from `first` `[row]` on.
 
-        `first` is what `Rows.first_waiting` returns. Returns the query, `[rows, head, d_kv]`.
+        Returns the query of the present token, `[rows, head, d_kv]`.
         """
-        if first is None:
-            return self._store_present(layer, x, rows)
         begin = int(first[0])
         if rows.is_whole_batch and (first == begin).all():  # as one row alone always does
-            return self._store_block(layer, x, rows, begin)
-        return self._store_scattered(layer, x, rows, first)
+            return self._copy_block(layer, x, rows, begin)
+        return self._copy_scattered(layer, x, rows, first)
 
-    def _store_present(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """No token waits: keys and values of the present one alone."""
-        weights = self.weights[layer - 1]
-        keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
-        projected = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)  # query, key, value
-        slots = slice(None) if rows.is_whole_batch else rows.index
-        keys_values[:, slots, :, rows.cache.position] = projected[1:]
-        return projected[0]
-
-    def _store_block(self, layer: int, x: Tensor, rows: Rows, begin: int) -> Tensor:
+    def _copy_block(self, layer: int, x: Tensor, rows: Rows, begin: int) -> Tensor:
         """In all rows the same tokens wait, those from position `begin` on: keys and values are a block."""
         weights = self.weights[layer - 1]
         keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
@@ -560,7 +436,7 @@ class LayerwiseDecoder:
         keys_values[:, :, :, begin : position + 1] = pairs.transpose(2, 3)
         return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
 
-    def _store_scattered(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
+    def _copy_scattered(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
         """In each row other tokens wait, those from position `first` `[row]` on: all in one flat list."""
         weights = self.weights[layer - 1]
         keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]

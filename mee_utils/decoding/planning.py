@@ -27,12 +27,11 @@ from .full_depth import (
     FullDepthStates,
     Replay,
     bind_to_model,
-    decode_encoded,
     encode_batches,
     full_depth_states,
     replay_states,
 )
-from .inputs import check_inputs, check_lengths, check_model, check_search_settings
+from .inputs import check_inputs, check_lengths, check_model, check_search_settings, decode_batch
 from .layerwise import decoder_of
 from .rounds import Rounds, first_exits, rounds_of
 
@@ -278,12 +277,21 @@ def _exits(replay: Replay, states: Tokens, policy: ExitPolicy, max_new_tokens: i
 def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes) -> np.ndarray:
     """`[setting, token]`, FLOPs of the round that begins at each token, 0 where none begins.
 
-    A pass of several tokens through a layer counts as one token: it reads the weights of its layer once, and
-    reading them is what takes time.
+    A round drafts its tokens one after the other, and then the last layer verifies them all. A pass of
+    several tokens through a layer counts as one token: it reads the weights of its layer once, and reading
+    them is what takes time. So whoever waits is taken along for nothing.
 
-    The first round of the example in `mee_utils.decoding.rounds` drafts token 0 at layer 1 and token 1 at
-    layer 2. Token 0 costs one layer and one decision, token 1 two layers, where it takes token 0 along, and
-    two decisions; verification costs the two layers that are left, and one readout.
+    The example of three tokens in `mee_utils.decoding.rounds`: four layers, and a policy that decides at
+    layers 1 and 2. With 10 for a pass through a layer, 1 for a decision and 2 for the readout of the last
+    layer:
+
+    | round | token | drafting | verifying |
+    |---|---|---|---|
+    | 0, 1 | 0 | 10 + 1, layer 1 | |
+    | | 1 | 20 + 2, layers 1 and 2 | 20 + 2: both wait at layer 2, since token 1 took token 0 along |
+    | 2 | 2 | 20 + 2, not confident | 20 + 2 |
+
+    The work is 55 at token 0, 0 at token 1 and 44 at token 2.
 
     Args:
         replay: what each decision costs.
@@ -291,22 +299,41 @@ def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: Deco
         rounds: what `rounds_of` made of them.
         sizes: of the decoder whose work is counted.
     """
-    bound = replay.bound
+    layers = replay.bound.layers
     # of one layer of the replayed decoder, where `sizes` are those of another that has more layers or fewer
-    layer_work = sizes.projections * sizes.layers / bound.layers
-    decision_work = replay.readout_rows / bound.vocabulary * sizes.readout
-    decision_work = decision_work + bound.measure.flops(sizes.d_model)  # [token, decision]
-    decided = np.cumsum(decision_work, axis=1)  # of all decisions up to this one
-    decided = np.hstack([decided, decided[:, -1:]])  # [token, decision + 1]; no exit: all decisions
+    layer_work = sizes.projections * sizes.layers / layers
+    deciding = _work_of_deciding(replay, sizes)  # [token, exit]
+    tokens = np.arange(len(deciding))
+    drafting = rounds.depth * layer_work + deciding[tokens, exits]  # [setting, token], each token alone
+    # a token takes along what waits before it, so that none of the round waits below its last token
+    waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)  # [setting, token]
+    verifying = (layers - waits_at) * layer_work + sizes.readout
+    return (_sums_to(rounds.run_to, drafting) + verifying) * rounds.begins
+
+
+def _work_of_deciding(replay: Replay, sizes: DecoderSizes) -> np.ndarray:
+    """`[token, exit]`, FLOPs of all decisions about a token up to its exit, and of the token drafted there.
+
+    The last column is of a token that exits at none: all decisions are made, and nothing is drafted.
+    """
+    bound = replay.bound
+    each = replay.readout_rows / bound.vocabulary * sizes.readout
+    each = each + bound.measure.flops(sizes.d_model)  # [token, decision]
+    until = np.cumsum(each, axis=1)
+    until = np.hstack([until, until[:, -1:]])
     if not bound.measure.readout:
-        decided[:, :-1] += sizes.readout  # the draft's token then needs logits too
-    work = rounds.depth * layer_work + decided[np.arange(len(decided)), exits]  # [setting, token]
-    work_before = np.pad(np.cumsum(work, axis=1), ((0, 0), (1, 0)))  # [setting, token + 1], of earlier tokens
-    drafting = np.take_along_axis(work_before, rounds.run_to, axis=1) - work_before[:, :-1]
-    # a token takes along those that wait before it: the last one of a round waits where most is left to run
-    waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)
-    verifying = (bound.layers - waits_at) * layer_work + sizes.readout
-    return (drafting + verifying) * rounds.begins
+        until[:, :-1] += sizes.readout  # the draft's token then needs logits too
+    return until
+
+
+def _sums_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """`[setting, token]`, the sum of `values` from each token on, to before `ends`; all `[setting, token]`.
+
+    >>> _sums_to(np.array([[2, 3, 3]]), np.array([[11, 22, 22]]))
+    array([[33, 44, 22]])
+    """
+    before = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))  # [setting, token + 1], of earlier tokens
+    return np.take_along_axis(before, ends, axis=1) - before[:, :-1]
 
 
 def worth_timing(ranked: Sequence[Setting]) -> list[Setting]:
@@ -352,6 +379,6 @@ def _seconds(model: Model, batches: Sequence[Batch], policy: ExitPolicy | None, 
     for batch in batches:
         bound = bind_to_model(model, policy)  # a threshold that learns begins anew
         started = time.perf_counter()
-        decode_encoded(decoder, batch, bound, max_new_tokens)
+        decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
         total += time.perf_counter() - started
     return total

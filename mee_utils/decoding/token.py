@@ -13,7 +13,6 @@ the prediction of their layer. `decode_tokens` goes from token to token, until a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +26,10 @@ from ..exits.contrast import entropy
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy
 from ..exits.readout import ReadoutLogits
-from .layerwise import Cache, LayerwiseDecoder, Rows, on_device, waiting_positions
+from .layerwise import Cache, LayerwiseDecoder, Rows, on_device, on_host
+from .learning import Lessons
 from .outputs import Output
+from .spans import run_with_waiting
 
 DROP_FINISHED_AT = 0.5  # rows whose output has ended leave the cache once no more than this share goes on
 
@@ -386,7 +387,7 @@ class TokenRun:
         """Marks rows as exited, `[rows]`; takes exited rows out once enough have."""
         self.active = self.active & ~exits
         few_active = self.active.sum() <= self.step.decoder.compact_below * len(self.rows)
-        if few_active or self.rows.cache.parallel:
+        if few_active:
             self._take_out_exited()
         else:
             self._mask_exited()
@@ -407,6 +408,22 @@ class TokenRun:
         self._mask = on_device(self.active[:, None], self.x)
 
 
+class ParallelRun(TokenRun):
+    """The same where tokens that wait below a layer go through it together with the present one ("parallel").
+
+    Exited rows are taken out at once: higher layers are to see their token wait, not run.
+    """
+
+    def state_after(self, layer: int, previous: ExitState | None) -> ExitState:
+        before = self.x
+        self.x = run_with_waiting(self.step.decoder, layer, before, self.rows)
+        return ExitState(self.step, layer, self.x, before, self.step_rows, previous)
+
+    def exit(self, exits: np.ndarray) -> None:
+        self.active = self.active & ~exits
+        self._take_out_exited()
+
+
 class TokenDecoder:
     """Decodes the tokens of one batch, one at a time; `bound` says when they exit."""
 
@@ -414,8 +431,8 @@ class TokenDecoder:
         self.decoder = decoder
         self.cache = cache
         self.bound = bound
-        # for thresholds that learn: confidence and id of each input's tokens since it last ran all layers
-        self.shallow: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        self.run_class = ParallelRun if bound.policy.propagation == "parallel" else TokenRun
+        self.lessons = Lessons(decoder, cache, bound.schedule) if bound.schedule.learns else None
 
     def decode(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> StepTokens:
         """Brings one token of each row to its exit and predicts it.
@@ -433,14 +450,14 @@ class TokenDecoder:
         step = Step(self.decoder, bound, sequence, self.cache.position, ids, source, rows.slots)
         if bound.measure.needs_all_layers:
             return self._decode_in_hindsight(step, rows)
-        run = TokenRun(step, rows)
+        run = self.run_class(step, rows)
         tokens = StepTokens(step)
         for state in states_by_layer(run.state_after, bound.layers):
             if state.layer not in bound.decision_layers:
                 continue
             exits = decide(bound, state, self.cache.max_new_tokens) & run.active
-            if bound.schedule.learns:
-                self._note_shallow(state)
+            if self.lessons is not None:
+                self.lessons.note(state)
             if exits.any():
                 _add_exits(tokens, state, exits)
                 run.exit(exits)
@@ -448,13 +465,15 @@ class TokenDecoder:
                     return tokens.complete()
         _add_last(tokens, state, run.active)  # after the loop `state` is the last layer's
         tokens.complete()
-        if bound.schedule.learns:
-            self._learn(run, tokens)
+        if self.lessons is not None:
+            deep = run.step_rows  # [row], rows of the step that ran all layers
+            waited = self.lessons.teach(sequence[deep], run.rows.slots, tokens.ids[deep])
+            tokens.readout_rows[deep] += waited * bound.vocabulary
         return tokens
 
     def _decode_in_hindsight(self, step: Step, rows: Rows) -> StepTokens:
         """For measures that need all layers (the oracle): all are run, then the token goes back."""
-        run = TokenRun(step, rows)
+        run = self.run_class(step, rows)
         states = list(states_by_layer(run.state_after, self.bound.layers))
         exit_layers, confidences = self._exits_in_hindsight(states)
         step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
@@ -482,42 +501,6 @@ class TokenDecoder:
             exit_layers[exits_here] = layer
             confidences[exits_here] = state.confidence[exits_here]
         return exit_layers, confidences
-
-    def _note_shallow(self, state: ExitState) -> None:
-        """Keeps the prediction of the decision layer until a later token runs all layers."""
-        sequences = state.sequence.tolist()
-        confidences = state.confidence.tolist()
-        ids = on_host(state.top1_id).tolist()
-        for sequence, confidence, token_id in zip(sequences, confidences, ids, strict=True):
-            self.shallow[sequence].append((confidence, token_id))
-
-    def _learn(self, run: TokenRun, tokens: StepTokens) -> None:
-        """Teaches the threshold, for rows that ran all layers: were the shallow predictions the deep ones?
-
-        Tokens that exited since such a row last did so wait in the cache. They have now been through all
-        layers too, and their logits are computed again; the token that took them along is charged for it.
-
-        One row whose tokens 0 and 1 exited with the ids 7 and 3; token 2, for which the shallow layer says 5,
-        runs all layers and takes them along ("parallel"). If the last layer then says 7, 8 and 5, the
-        threshold learns that the shallow predictions of tokens 0 and 2 were right, and that of token 1 wrong.
-        """
-        sequence = run.step.sequence[run.step_rows]
-        shallow = [self.shallow.pop(row) for row in sequence.tolist()]
-        waiting = np.array([len(of_row) - 1 for of_row in shallow])  # [row], tokens before this one
-        position = self.cache.position
-        slots, positions = waiting_positions(position - waiting, position, run.rows.slots)
-        deep = tokens.ids[run.step_rows]
-        if len(slots):
-            states = self.cache.states[tuple(run.rows.on_device([slots, positions]))]
-            logits = self.decoder.logits(self.decoder.norm(states))
-            deep = np.concatenate([on_host(logits.argmax(-1)), deep])
-            tokens.readout_rows[run.step_rows] += waiting * self.bound.vocabulary
-        # in the order of `deep`: waiting tokens row by row, then the present ones
-        predicted = [prediction for of_row in shallow for prediction in of_row[:-1]]
-        predicted += [of_row[-1] for of_row in shallow]
-        confidences = np.array([confidence for confidence, _ in predicted])
-        ids = np.array([token_id for _, token_id in predicted])
-        self.bound.schedule.learn(confidences, ids == deep)
 
 
 def _add_exits(tokens: StepTokens, state: ExitState, exits: np.ndarray) -> None:
@@ -608,10 +591,3 @@ def pick(values: Tensor, which: np.ndarray) -> Tensor:
     if which.all():
         return values
     return values[on_device(np.flatnonzero(which), values)]
-
-
-def on_host(values) -> np.ndarray:
-    """A tensor or array as a numpy array. The only place that waits for the device, once per decision."""
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()

@@ -33,15 +33,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ..exits.policy import BoundPolicy
-from .layerwise import Cache, LayerwiseDecoder, Span, on_device
+from .layerwise import Cache, LayerwiseDecoder, on_device, on_host
 from .outputs import Drafts, Output
+from .spans import span_at
 from .token import (
     DROP_FINISHED_AT,
     ExitState,
     Step,
     check_finite,
     decide,
-    on_host,
     pick,
     predicted_ids,
     states_by_layer,
@@ -146,7 +146,7 @@ class DraftRun:
         self.slots = slots  # [row]
         self.ends = step.position + 1  # [row], one beyond the drafted token's position
         self.step_rows = np.arange(len(slots))  # which rows of the step are still drafting
-        self.span = Span(cache, slots, self.ends, layer=1)
+        self.span = span_at(1, cache, slots, self.ends)
         self.x = step.decoder.embed(step.fed)  # [token, d_model], of all tokens of the span
         self.present = self.x  # [row, d_model], of the drafted tokens alone
 
@@ -154,7 +154,7 @@ class DraftRun:
         """Runs one layer."""
         self.span, self.x = self.span.joined(layer, self.x)
         before = self.present
-        self.x = self.step.decoder.run_span(layer, self.x, self.span)
+        self.x = self.step.decoder.run_pass(layer, self.x, self.span)
         self.present = self.span.last(self.x)
         return ExitState(self.step, layer, self.present, before, self.step_rows, previous)
 
@@ -165,7 +165,7 @@ class DraftRun:
             return
         self.step_rows = self.step_rows[~exits]
         self.present = pick(self.present, ~exits)
-        self.span = Span(self.cache, self.slots[self.step_rows], self.ends[self.step_rows], layer + 1)
+        self.span = span_at(layer + 1, self.cache, self.slots[self.step_rows], self.ends[self.step_rows])
         self.x = self.span.load()
 
     def store(self, layer: int) -> None:
@@ -236,11 +236,11 @@ class DraftDecoder:
         ends = np.array([row.position for row in rows])  # [row], one beyond the last draft
         complete = (cache.filled[:, slots] == ends).all(axis=1)  # [layer], whether all drafts have seen it
         first = int(complete.sum()) + 1
-        span = Span(cache, slots, ends, first)
+        span = span_at(first, cache, slots, ends)
         x = span.load()  # [token, d_model], the drafts of all rows, row by row
         for layer in range(first, layers + 1):
             span, x = span.joined(layer, x)
-            x = decoder.run_span(layer, x, span)
+            x = decoder.run_pass(layer, x, span)
         ids = on_host(predicted_ids(decoder.logits(decoder.norm(x))))  # [token]
         check_finite(ids, np.repeat([row.sequence for row in rows], span.counts), np.full(len(ids), layers))
         by_row = np.split(ids, span.counts.cumsum()[:-1])

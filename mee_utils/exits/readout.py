@@ -52,6 +52,13 @@ class Kept(NamedTuple):
     readout_rows: np.ndarray  # `[rows]`, rows of the LM head that each row multiplies alone
 
 
+class Earlier(NamedTuple):
+    """The earlier layers whose logits a layer needs: amateurs of a contrast, or members of an ensemble."""
+
+    layers: list[int]
+    unseen: int  # how many of them compute logits over all ids for this layer first
+
+
 class Readout:
     """Computes a layer's logits where a policy or its measure changes them; other policies have no `Readout`.
 
@@ -79,30 +86,29 @@ class Readout:
         self.sizes = dict.fromkeys(range(self.first, layers + 1), vocabulary)
         if self.pruning:
             self.sizes = self.pruning.sizes(self.first, layers, vocabulary)
-        # layer -> the earlier layers whose logits it needs: amateurs of a contrast, members of an ensemble
-        self.earlier_layers: dict[int, list[int]] = {}
-        # layer -> how many of these compute logits over all ids for this layer first
-        self._unseen: dict[int, int] = {}
+        # layer -> the earlier layers that it needs, where it is contrasted or in an ensemble
+        self.needs: dict[int, Earlier] = {}
         if self.contrast:
             last = [layers] if self.token_from_scores else []
-            self._add_amateurs([*decision_layers, *last], layers)
-        if self.ensemble:
+            self.needs = self._amateurs([*decision_layers, *last], layers)
+        elif self.ensemble:
             for number, layer in enumerate(decision_layers):
-                self.earlier_layers[layer] = list(decision_layers[:number])
-                self._unseen[layer] = 0
+                self.needs[layer] = Earlier(list(decision_layers[:number]), unseen=0)
 
-    def _add_amateurs(self, contrasted: Sequence[int], layers: int) -> None:
-        """Notes the amateurs of these layers, and how many have computed no logits before.
+    def _amateurs(self, contrasted: Sequence[int], layers: int) -> dict[int, Earlier]:
+        """The amateurs of these layers, in a decoder of so many.
 
         With decisions at layers 4 and 5 and the weighted contrast, both have layer 2 as their amateur: it is
         unseen at layer 4, and has been seen at layer 5.
         """
         seen = set(range(self.first, layers + 1))
+        amateurs = {}
         for layer in contrasted:
-            self.earlier_layers[layer] = self.contrast.amateur_layers(layer)
-            new = set(self.earlier_layers[layer]) - seen
-            self._unseen[layer] = len(new)
+            of_layer = self.contrast.amateur_layers(layer)
+            new = set(of_layer) - seen
+            amateurs[layer] = Earlier(of_layer, unseen=len(new))
             seen |= new
+        return amateurs
 
     def read(self, state) -> ReadoutLogits:
         """Computes the logits of one layer, given as `ExitState`."""
@@ -114,7 +120,7 @@ class Readout:
             computed = ReadoutLogits(logits, None, self.vocabulary, scores=logits)
         else:
             computed = ReadoutLogits(logits, kept.ids, kept.readout_rows, scores=logits)
-        if state.layer in self.earlier_layers:
+        if state.layer in self.needs:
             self._contrast(state, computed, kept)
         return computed
 
@@ -173,41 +179,49 @@ class Readout:
         return count <= GATHER_UP_TO * self.vocabulary
 
     def _contrast(self, state, computed: ReadoutLogits, kept: Kept | None) -> None:
-        """Sets `scores` to the contrast or ensemble; adds what the earlier layers cost to `readout_rows`."""
-        layers = self.earlier_layers[state.layer]
-        earlier = [state.earlier(state.layer - layer) for layer in layers]
-        logits = computed.logits
-        amateurs = [self._logits(each, kept) for each in earlier]  # [rows, kept] each
-        if kept is not None:  # ids that are not valid are left out of both distributions
-            invalid = torch.isinf(logits)
-            logits = logits.masked_fill(invalid, LOWEST)
-            amateurs = [scores.masked_fill(invalid, LOWEST) for scores in amateurs]
+        """Sets `scores`: of the contrast with earlier layers, or of their ensemble. Counts what these cost.
+
+        Three layers, the JSD contrast without pruning, decisions at layers 2 and 3: layer 1 computes its
+        logits for layer 2, which counts them. Layer 3 is contrasted with layer 1 or 2, whichever is farther
+        from it, and counts nothing: both have computed their logits before.
+        """
+        needed = self.needs[state.layer]
+        earlier = [state.earlier(state.layer - layer) for layer in needed.layers]
+        logits = [self._logits(each, kept) for each in earlier]
+        logits.append(computed.logits)  # [rows, kept] each, this layer's last
+        if kept is not None:  # ids that are not valid for a row are left out at every layer
+            invalid = torch.isinf(computed.logits)
+            logits = [of_layer.masked_fill(invalid, LOWEST) for of_layer in logits]
+        *amateurs, expert = logits
         if self.ensemble:
             ids = None if kept is None else kept.ids
-            computed.scores = self.ensemble([*layers, state.layer], [*amateurs, logits], ids)
+            computed.scores = self.ensemble([*needed.layers, state.layer], logits, ids)
         elif self.contrast.kind == "weighted":
-            computed.scores = weighted_contrast(logits, amateurs[0], self.contrast.alpha)
+            computed.scores = weighted_contrast(expert, amateurs[0], self.contrast.alpha)
         elif kept is None:
-            computed.scores = self._jsd_over_all_ids(state, earlier, logits, amateurs)
+            computed.scores = self._jsd_over_all_ids([*earlier, state], expert, torch.stack(amateurs))
         else:
-            computed.scores, _ = jsd_contrast(logits, torch.stack(amateurs), self.contrast.alpha)
-        computed.readout_rows = computed.readout_rows + self._amateur_rows(state.layer, kept)
+            computed.scores, _ = jsd_contrast(expert, torch.stack(amateurs), self.contrast.alpha)
+        computed.readout_rows = computed.readout_rows + self._rows_of_earlier(needed, kept)
 
-    def _jsd_over_all_ids(self, state, earlier: list, logits: Tensor, amateurs: list[Tensor]) -> Tensor:
-        """As `jsd_contrast`; keeps the distributions for the layers after this one. Returns `[rows, ids]`."""
-        distributions = [each.memo("distribution", _distribution) for each in earlier]
-        chosen = farthest(state.memo("distribution", _distribution), distributions)
-        return contrast_with(logits, torch.stack(amateurs), chosen, self.contrast.alpha)
+    def _jsd_over_all_ids(self, states: Sequence, expert: Tensor, amateurs: Tensor) -> Tensor:
+        """As `jsd_contrast`, `[rows, ids]`; a layer keeps its distribution for those after it.
 
-    def _amateur_rows(self, layer: int, kept: Kept | None) -> int | np.ndarray:
-        """How many rows of the LM head the amateurs of a layer cost; `[rows]` where ids are pruned.
+        `states` are those of the amateurs and, last, of the expert.
+        """
+        *of_amateurs, of_expert = [each.memo("distribution", _distribution) for each in states]
+        chosen = farthest(of_expert, of_amateurs)
+        return contrast_with(expert, amateurs, chosen, self.contrast.alpha)
+
+    def _rows_of_earlier(self, needed: Earlier, kept: Kept | None) -> int | np.ndarray:
+        """How many rows of the LM head the earlier layers cost; `[rows]` where ids are pruned.
 
         Those that compute logits for the first time score all ids; over a few kept ids each scores anew.
         """
-        over_all_ids = self._unseen[layer] * self.vocabulary
+        over_all_ids = needed.unseen * self.vocabulary
         if kept is None:
             return over_all_ids
-        over_kept_ids = len(self.earlier_layers[layer]) * kept.readout_rows
+        over_kept_ids = len(needed.layers) * kept.readout_rows
         return np.where(self._few(kept.count), over_kept_ids, over_all_ids)
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..analysis import monotonicity
 from ..analysis.comparison import comparison
-from ..analysis.decisions import candidates
+from ..analysis.threshold_choice import candidates
 from ..common.errors import MeeError, check_whole, is_number
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task

@@ -14,8 +14,9 @@ import pandas as pd
 
 from ..analysis.statistics import without_draws
 from . import figures
-from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
-from .result_tables import KEEPS_IT, read_measured, read_timings
+from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
+from .open_question import of_rules
+from .result_tables import KEEPS_IT, read_measured, read_timings, untimed_and_faster
 
 QUALITY = 0.99  # of the model's own score at full depth
 FIXED = "fixed layer"
@@ -95,21 +96,22 @@ def _fixed_layers(profile: str, static: pd.DataFrame) -> pd.DataFrame:
 
 def _rules(profile: str, kept: pd.DataFrame) -> list[pd.DataFrame]:
     """The fastest safe rule of each task on one layer, and on several."""
-    is_rule = kept.rule.map(lambda rule: RULES[rule].family != "reference")
-    safe = kept[(kept.verdict == KEEPS_IT) & (kept.flops_share < 1) & is_rule]
-    timed = _single("kept", safe[SETTING], profile).sort_values("ranked", ascending=False, kind="stable")
-    several = timed.rule.isin(SEVERAL_LAYERS)
-    kinds = {ONE: timed[~several], SEVERAL: timed[several]}
-    return [_best_of_tasks(rows).assign(kind=kind) for kind, rows in kinds.items()]
+    safe = of_rules(kept[(kept.verdict == KEEPS_IT) & (kept.flops_share < 1)])
+    rows = _single("kept", safe[SETTING], profile).sort_values("ranked", ascending=False, kind="stable")
+    several = rows.rule.isin(SEVERAL_LAYERS)
+    kinds = {ONE: rows[~several], SEVERAL: rows[several]}
+    return [_best_of_tasks(of_kind).assign(kind=kind) for kind, of_kind in kinds.items()]
 
 
-def _best_of_tasks(timed: pd.DataFrame) -> pd.DataFrame:
-    """The first row of each task, how many of its rules have no timing, and how many beat full depth."""
-    was_timed = timed.ranked.notna().groupby([timed.task, timed.rule]).any()
-    untimed = (~was_timed).groupby("task").sum()
-    faster = (timed.lowest > 1).groupby(timed.task).sum()
-    best = timed.drop_duplicates("task")
-    return best.assign(untimed=best.task.map(untimed), faster=best.task.map(faster))
+def _best_of_tasks(rows: pd.DataFrame) -> pd.DataFrame:
+    """The first row of each task, how many of its rules have no timing, and how many beat full depth.
+
+    `rows` are the timed rules, fastest first, and behind them all rules once more, without a timing.
+    """
+    rules = rows.drop_duplicates(["task", "rule"])
+    counts = untimed_and_faster(rules, rows[rows.ranked.notna()], ["task"])
+    best = rows.drop_duplicates("task")
+    return best.assign(untimed=best.task.map(counts.untimed), faster=best.task.map(counts.faster))
 
 
 def _verified(profile: str, tasks: Sequence[str]) -> pd.DataFrame:

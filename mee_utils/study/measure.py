@@ -19,8 +19,9 @@ import pandas as pd
 from .. import EncoderCache, ExitPolicy, MeeError, Trace, generate, load_task, trace, train_classifier
 from ..analysis.beside_full import mean_exit_layer
 from ..analysis.calibration import consistency_losses
-from ..analysis.decisions import candidates, overall_ranking
+from ..analysis.decisions import overall_ranking
 from ..analysis.statistics import DRAWS, interval
+from ..analysis.threshold_choice import candidates
 from ..common.files import complete_file
 from ..exits.measures import ForcedExits
 from ..traces.replay import replay_policy

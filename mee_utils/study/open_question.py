@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from .catalogue import RULES, SEVERAL_LAYERS
-from .result_tables import KEEPS_IT
+from .result_tables import KEEPS_IT, untimed_and_faster
 
 ONE = "one layer"
 SEVERAL = "several layers"
@@ -69,10 +69,7 @@ def fastest(reliable: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     single = times[times.batch == 1] if len(times) else times
     timed = saving[["task", "kind", "rule"]].merge(single[["task", "rule", "speed", "lowest", "ranked"]])
     best = timed.sort_values("ranked", ascending=False, kind="stable").drop_duplicates(OF_A_KIND)
-    all_rules = saving.groupby(OF_A_KIND).size()
-    of_timed = timed.groupby(OF_A_KIND).size().reindex(all_rules.index, fill_value=0)
-    faster = timed[timed.lowest > 1].groupby(OF_A_KIND).size().reindex(all_rules.index, fill_value=0)
-    counts = pd.DataFrame({"untimed": all_rules - of_timed, "faster": faster}).reset_index()
+    counts = untimed_and_faster(saving, timed, OF_A_KIND).reset_index()
     columns = [*OF_A_KIND, "rule", "speed", "lowest", "untimed", "faster"]
     return counts.merge(best, on=OF_A_KIND, how="left")[columns]
 

@@ -308,6 +308,26 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
     return times[times.processor == counts.idxmax()] if len(times) else times
 
 
+def untimed_and_faster(rules: pd.DataFrame, timed: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """How many rules were not timed (`untimed`), and how many beat full depth in every timing run (`faster`).
+
+    Three rules of a task, one of which is faster than full depth in its slowest run, one slower, and one not
+    timed, give `untimed` 1 and `faster` 1.
+
+    Args:
+        rules: a row for each rule.
+        timed: a row for each of them that was timed at one batch size, with its `lowest` speed.
+        by: the columns that the rules are counted by, such as `task`.
+
+    Returns:
+        A row for each value of `by`, which is the index.
+    """
+    all_rules = rules.groupby(by).size()
+    of_timed = timed.groupby(by).size().reindex(all_rules.index, fill_value=0)
+    faster = timed[timed.lowest > 1].groupby(by).size().reindex(all_rules.index, fill_value=0)
+    return pd.DataFrame({"untimed": all_rules - of_timed, "faster": faster})
+
+
 def bench_command(profile: str) -> str:
     """The command that times a profile."""
     return "make bench" if profile_name(profile) == "small" else f"make bench PROFILE={profile}"

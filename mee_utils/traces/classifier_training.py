@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..common.errors import MeeError, check_choice, check_seed, check_whole, is_number, shown
-from ..decoding.token import on_host
+from ..decoding.layerwise import on_host
 from ..exits.classifier_kinds import TARGETS, ExitClassifier, TokenHash, TrainingBatch
 from ..exits.classifiers import CLASSES, SIZED, new_classifier
 from ..exits.history_classifier import HistoryClassifier

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
 from ..decoding.generation import bind_policy
-from ..decoding.layerwise import decoder_of
+from ..decoding.layerwise import decoder_of, on_host
 from ..decoding.rounds import exceeded_decisions, first_exceeded
-from ..decoding.token import ExitState, LayerState, Step, confidence_of, on_host, states_by_layer
+from ..decoding.token import ExitState, LayerState, Step, confidence_of, states_by_layer
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
 from .trace import Trace

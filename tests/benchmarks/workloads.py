@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.errors import check_whole
-from mee_utils.decoding.generation import bind_policy, decode_batch
+from mee_utils.decoding.generation import bind_policy
+from mee_utils.decoding.inputs import decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
