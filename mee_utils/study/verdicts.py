@@ -202,13 +202,14 @@ def _passed(
     stored: Measured, settings: pd.DataFrame, demands: Demands, bounds: Sequence[str]
 ) -> list[tuple[str, str, float, int | None]]:
     """Kind of loss, bound, delta, and the number of the setting that passed last for them; None: none did."""
-    thresholds = settings.threshold.tolist()
+    # in place of thresholds, which are NaN for a rule without one: they descend from the safest setting on too
+    descending = [-number for number in range(len(settings))]
     passed = []
     for kind, bound in product(demands, bounds):
         losses = stored.losses(settings, kind)[:, ::2]
         for delta in demands[kind]:
-            threshold = learn_then_test(losses, thresholds, delta, stored.eps, bound).threshold
-            number = None if threshold is None else thresholds.index(threshold)
+            last = learn_then_test(losses, descending, delta, stored.eps, bound).threshold
+            number = None if last is None else -int(last)
             passed.append((kind, bound, delta, number))
     return passed
 
