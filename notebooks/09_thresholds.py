@@ -177,7 +177,7 @@ experiment.save_figure(figure, "another_domain", travelled)
 conclude(chapter.away_conclusion(travelled, demand, calm.layers))
 
 # %% [markdown]
-# The confidence itself: of how many tokens is the first exit confident (a largest probability above 0.9), and how many
+# The confidence itself: of how many tokens is the first exit confident (a largest probability above `sure`), and how many
 # of these does the last layer contradict?
 
 # %% tags=["hide-input"]
