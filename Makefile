@@ -43,7 +43,8 @@ else
 endif
 
 COMPANION = $(PYTHON) -m mee_utils
-PIP = $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
+# bytecode is written when a module is first imported: to compile all of torch beforehand takes as long as the rest
+PIP = $(PYTHON) -m pip install --no-compile --quiet --disable-pip-version-check --constraint requirements.lock --editable
 # uv is quicker, where there is one
 UV = uv pip install --quiet --python .venv --constraint requirements.lock --editable
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
