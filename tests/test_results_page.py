@@ -251,10 +251,11 @@ def test_pages_need_no_table_that_is_not_measured_yet():
 def test_planning_is_said_to_be_repaid_after_so_many_outputs():
     rows = pd.DataFrame(
         {
-            "rule": ["margin", "margin", None],
-            "samples_speed": [1.25, 0.98, 1.0],  # the second is slower, the third drafts nothing
-            "samples_per_second": [10.0, 10.0, 10.0],
-            "planning_seconds": [5.0, 7.0, 2.0],
+            "rule": ["margin", "margin", None, "margin"],
+            # the second is slower, the third drafts nothing, the last was timed before planning was
+            "samples_speed": [1.25, 0.98, 1.0, 1.5],
+            "samples_per_second": [10.0, 10.0, 10.0, 10.0],
+            "planning_seconds": [5.0, 7.0, 2.0, None],
         }
     )
     said = reference_tables.planning(SimpleNamespace(lossless_bench=lambda: rows))

@@ -373,7 +373,9 @@ def lossless(stored: StoredTables) -> pd.DataFrame:
 def planning(stored: StoredTables) -> str:
     """How long it takes to plan drafts, and after how many outputs drafting has made up for it."""
     rows = stored.lossless_bench()
-    if "planning_seconds" not in rows:
+    rows = rows.reindex(columns=rows.columns.union(["planning_seconds"]))
+    rows = rows.dropna(subset="planning_seconds")  # some lines may be older than this column
+    if rows.empty:
         return "Planning has not been timed yet: run `make bench`."
     drafted = rows[rows.rule.notna() & (rows.samples_speed > 1)]
     saved = (drafted.samples_speed - 1) / drafted.samples_per_second  # seconds per output
