@@ -202,7 +202,7 @@ def _passed(
     stored: Measured, settings: pd.DataFrame, demands: Demands, bounds: Sequence[str]
 ) -> list[tuple[str, str, float, int | None]]:
     """Kind of loss, bound, delta, and the number of the setting that passed last for them; None: none did."""
-    # in place of thresholds, which are NaN for a rule without one: they descend from the safest setting on too
+    # in place of thresholds, which are NaN for a rule without one: from the safest setting on, as these
     descending = [-number for number in range(len(settings))]
     passed = []
     for kind, bound in product(demands, bounds):
