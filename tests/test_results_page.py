@@ -261,6 +261,10 @@ def test_planning_is_said_to_be_repaid_after_so_many_outputs():
     said = reference_tables.planning(SimpleNamespace(lossless_bench=lambda: rows))
     assert "takes 2 to 7 seconds" in said
     assert "after 200 outputs" in said  # 5 s, of which an output saves (1.25 - 1) / 10 s
+    of_main = rows.assign(profile="real", model="calm", batch=[1, 1, 1, 1])
+    assert facts._repaid_after(SimpleNamespace(lossless_bench=lambda: of_main)) == "200"
+    elsewhere = of_main.assign(batch=8)
+    assert facts._repaid_after(SimpleNamespace(lossless_bench=lambda: elsewhere)) is None
     untimed = rows.drop(columns="planning_seconds")
     assert "make bench" in reference_tables.planning(SimpleNamespace(lossless_bench=lambda: untimed))
 

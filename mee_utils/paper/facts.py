@@ -13,6 +13,7 @@ from ..study.catalogue import MAIN_MODEL
 from ..study.figures import label
 from ..study.headline import FIXED, ONE, QUALITY, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
 from ..study.main_figure import faster_cases
+from ..study.prose import span
 from ..study.published_setting import BATCHES
 from ..study.result_tables import EXITS, KEEPS_IT
 from . import ledger_page
@@ -29,6 +30,7 @@ from .answers import (
     shallow_speeds,
 )
 from .numbers import LATER, stored_numbers
+from .reference_tables import outputs_to_repay, planned
 from .stored_tables import FIGURES, PROFILES, StoredTables
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -62,8 +64,17 @@ def facts(stored: StoredTables) -> dict:
         "three_layers": _verdict(stored, "three layers decide better than one"),
         "asked": _open_question(stored, list(real)),
         "as_published": _as_published(stored),
+        "repaid": _repaid_after(stored),
         **_headline_facts(),
     }
+
+
+def _repaid_after(stored: StoredTables) -> str | None:
+    """After how many outputs verified exits of the main model, one input at a time, have repaid planning."""
+    rows = planned(stored)
+    rows = rows[(rows.profile == REAL) & (rows.model == MAIN_MODEL) & (rows.batch == 1)]
+    outputs = outputs_to_repay(rows)
+    return None if outputs.empty else span(outputs, "{:,.0f}")
 
 
 def _mean_of_tasks(tasks: dict[str, dict], group: str) -> dict[str, float]:

@@ -372,20 +372,30 @@ def lossless(stored: StoredTables) -> pd.DataFrame:
 
 def planning(stored: StoredTables) -> str:
     """How long it takes to plan drafts, and after how many outputs drafting has made up for it."""
-    rows = stored.lossless_bench()
-    rows = rows.reindex(columns=rows.columns.union(["planning_seconds"]))
-    rows = rows.dropna(subset="planning_seconds")  # some lines may be older than this column
+    rows = planned(stored)
     if rows.empty:
         return "Planning has not been timed yet: run `make bench`."
-    drafted = rows[rows.rule.notna() & (rows.samples_speed > 1)]
-    saved = (drafted.samples_speed - 1) / drafted.samples_per_second  # seconds per output
-    planned = span(rows.planning_seconds, "{:.0f}")
-    repaid = span(drafted.planning_seconds / saved, "{:,.0f}")
+    seconds = span(rows.planning_seconds, "{:.0f}")
+    outputs = span(outputs_to_repay(rows), "{:,.0f}")
     return (
-        f"Planning takes {planned} seconds, once per line and batch size, and is not part of these times: "
-        f"drafts that are faster have made up for it after {repaid} outputs. To plan once and decode often, "
+        f"Planning takes {seconds} seconds, once per line and batch size, and is not part of these times: "
+        f"drafts that are faster have made up for it after {outputs} outputs. To plan once and decode often, "
         "keep the policy of `plan_drafts`."
     )
+
+
+def planned(stored: StoredTables) -> pd.DataFrame:
+    """The rows of verified exits of which planning was timed; older ones may lack the column."""
+    rows = stored.lossless_bench()
+    rows = rows.reindex(columns=rows.columns.union(["planning_seconds"]))
+    return rows.dropna(subset="planning_seconds")
+
+
+def outputs_to_repay(rows: pd.DataFrame) -> pd.Series:
+    """After how many outputs drafts have saved the time of their planning, for the rows that are faster."""
+    faster = rows[rows.rule.notna() & (rows.samples_speed > 1)]
+    saved = (faster.samples_speed - 1) / faster.samples_per_second  # seconds per output
+    return faster.planning_seconds / saved
 
 
 def shapes(stored: StoredTables) -> pd.DataFrame:
