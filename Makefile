@@ -34,6 +34,9 @@ export PYTHONUNBUFFERED = 1
 export MALLOC_MMAP_THRESHOLD_ = 1073741824
 export MALLOC_TRIM_THRESHOLD_ = 4294967296
 
+# a module is compiled when it is first imported; without its bytecode each process would compile it again
+unexport PYTHONDONTWRITEBYTECODE
+
 ifeq ($(CONDA_DEFAULT_ENV),mee)
   PYTHON := python
   INSTALLED := requirements.lock
@@ -43,7 +46,7 @@ else
 endif
 
 COMPANION = $(PYTHON) -m mee_utils
-# bytecode is written when a module is first imported: to compile all of torch beforehand takes as long as the rest
+# what is never imported is never compiled: to compile every package here would take as long as to install it
 PIP = $(PYTHON) -m pip install --no-compile --quiet --disable-pip-version-check --constraint requirements.lock --editable
 # uv is quicker, where there is one
 UV = uv pip install --quiet --python .venv --constraint requirements.lock --editable
@@ -58,7 +61,7 @@ measure: $(INSTALLED)
 	@$(COMPANION) measure $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
 
 test: $(INSTALLED)
-	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils --doctest-modules -n logical --maxprocesses 4 --dist loadgroup
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils --doctest-modules -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 rehearse: $(INSTALLED)
 	@PYTHONPATH=. $(PYTHON) tests/rehearsal.py --profile $(PROFILE:small=paper_published) --shape $(SHAPE)

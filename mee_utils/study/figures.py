@@ -384,6 +384,7 @@ def heat(
     for text, shade in zip(axis.texts, shades[is_filled], strict=True):
         text.set_color(readable_on(shade))
     axis.set(xlabel="", ylabel="")
+    axis.grid(False)  # else its lines show in empty cells
     axis.tick_params(axis="y", rotation=0)
     frame = {"visible": True, "color": GREY, "linewidth": 0.8}
     axis.spines[:].set(**frame)
