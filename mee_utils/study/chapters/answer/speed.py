@@ -49,7 +49,8 @@ def in_one_batch(times: pd.DataFrame) -> pd.DataFrame:
 def four_ways(
     answer: pd.DataFrame, fixed: pd.DataFrame, verified: pd.DataFrame, quality: float
 ) -> pd.DataFrame:
-    """The fastest setting of each of `WAYS` that was timed: one row a task, batch size and way.
+    """The fastest setting of each of `WAYS` that was timed, and of fixed layers the first that keeps the
+    quality: one row a task, batch size and way.
 
     Args:
         answer: timed settings of rules that reliably keep the quality, from `verdicts.fastest`.
@@ -60,8 +61,9 @@ def four_ways(
     Half of the timing rounds choose the fastest (`ranked`), the speeds are those of the other half.
     """
     kinds = answer.rule.map(KIND_OF).fillna(OTHER_RULES)
+    good = fixed[fixed.retained >= quality].sort_values("threshold")  # which is the layer
     of_ways = [
-        fixed[fixed.retained >= quality].assign(way=FIXED_LAYER),
+        good.drop_duplicates(["task", "batch"]).assign(way=FIXED_LAYER),
         answer[kinds == OTHER_RULES].assign(way=ONE),
         answer[kinds == SEVERAL].assign(way=SEVERAL),
         verified.assign(way=VERIFIED, retained=1.0),
