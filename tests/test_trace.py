@@ -29,6 +29,7 @@ from mee_utils import (
 from mee_utils.models.loading import Model
 from mee_utils.traces import tracing
 from mee_utils.traces.replay import StoredStates, replay_policy
+from mee_utils.traces.t5_passes import T5Passes
 from mee_utils.traces.trace import states_path
 
 INPUTS = [
@@ -108,6 +109,22 @@ def test_final_predictions_are_those_of_a_trace_along_the_references(model, batc
     for name in ("sequence", "token_id", "final_id"):
         assert (getattr(found, name) == getattr(along, name)).all(), name
     assert len(found.final_id) == len(along) and (found.final_id != found.token_id).any()
+
+
+@pytest.mark.parametrize("references", [None, REFERENCES])
+def test_an_input_is_encoded_once(t5, monkeypatch, references):
+    """The encoder is most of the work where inputs are long and outputs short; its states are not kept."""
+    rows = []
+    passes = T5Passes(t5)
+
+    def count(network, given, output):
+        rows.append(len(output[0]))
+
+    monkeypatch.setattr(tracing, "_passes_of", lambda model: passes)
+    with t5.network.get_encoder().register_forward_hook(count):
+        trace(t5, INPUTS, references, max_new_tokens=5, batch_size=2)
+    assert sum(rows) == len(INPUTS)
+    assert not vars(passes.encodings)["_states"]
 
 
 def test_what_is_derived_follows_its_definition(t5, tmp_path):

@@ -220,10 +220,20 @@ class EncoderCache:
         if self._decoder not in (None, decoder):
             raise MeeError("Encodings belong to another model, or other weights: make new ones.")
         self._decoder = decoder
-        key = tuple(tuple(row) for tensor in batch.values() for row in tensor.tolist())
+        key = self._key(batch)
         if key not in self._states:
             self._states[key] = decoder.encode(batch)
         return self._states[key]
+
+    def pop_states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
+        """As `states`, which are not kept any longer."""
+        states = self.states(decoder, batch)
+        del self._states[self._key(batch)]
+        return states
+
+    @staticmethod
+    def _key(batch: dict[str, Tensor]) -> tuple:
+        return tuple(tuple(row) for tensor in batch.values() for row in tensor.tolist())
 
 
 @torch.inference_mode()

@@ -44,7 +44,7 @@ def compute_logits(network: nn.Module, states: Tensor) -> Tensor:
 
 
 def teacher_forced(
-    network: nn.Module, source: Mapping[str, Tensor], fed: Tensor
+    network: nn.Module, source: Mapping[str, Tensor], fed: Tensor, encoded: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """One pass over given outputs: at every position the decoder is fed the token before.
 
@@ -52,15 +52,16 @@ def teacher_forced(
         network: an encoder-decoder of the T5 family.
         source: `input_ids` and `attention_mask` of the inputs, `[batch, source]` each.
         fed: the outputs moved one position to the right behind the start id, `[batch, position]`.
+        encoded: the encoder's states `[batch, source, d_model]`, if they are known.
 
     Returns:
         The raw states `h^1 .. h^L` of the decoder, and `n(h^L)`, of which `readout` makes the model's own
         logits (in training with dropout); `[batch, position, d_model]` each.
     """
+    if encoded is None:
+        encoder = network.get_encoder()
+        encoded = encoder(input_ids=source["input_ids"], attention_mask=source["attention_mask"])[0]
     with layer_states(network) as states:
-        encoded = network.get_encoder()(
-            input_ids=source["input_ids"], attention_mask=source["attention_mask"]
-        )[0]
         last = network.get_decoder()(
             input_ids=fed,
             encoder_hidden_states=encoded,

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ..decoding.generation import generate
-from ..decoding.inputs import UNLIMITED, batches_by_length
-from ..decoding.layerwise import start_and_end_ids
+from ..decoding.inputs import UNLIMITED, EncoderCache, batches_by_length
+from ..decoding.layerwise import decoder_of, start_and_end_ids
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from ..models.states import IGNORED, readout, teacher_forced
@@ -27,6 +27,7 @@ class T5Passes:
         self.network = model.network
         self.norm = model.network.get_decoder().final_layer_norm
         self.sizes = DecoderSizes.of(model.network.config)
+        self.encodings = EncoderCache()  # an input is encoded once: for its output, and the pass along that
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits `[..., vocabulary]` of normed states."""
@@ -39,7 +40,12 @@ class T5Passes:
     def greedy(self, texts: list[str], longest: int, batch_size: int) -> list[list[int]]:
         """Ids of the model's own greedy output, `[output][token]`."""
         generation = generate(
-            self.model, texts, batch_size=batch_size, max_new_tokens=longest, max_source_tokens=UNLIMITED
+            self.model,
+            texts,
+            batch_size=batch_size,
+            max_new_tokens=longest,
+            max_source_tokens=UNLIMITED,
+            encodings=self.encodings,
         )
         return generation.token_ids
 
@@ -52,7 +58,8 @@ class T5Passes:
         labels = padded_ids(self.model, outputs)
         real = labels != IGNORED  # [output, position]
         fed = fed_ids(self.network, labels)
-        states, _ = teacher_forced(self.network, batch, fed)
+        encoded = self.encodings.pop_states(decoder_of(self.network), batch)
+        states, _ = teacher_forced(self.network, batch, fed, encoded)
         raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
         embedding = self.network.get_decoder().embed_tokens(fed)[real]  # [token, d_model]
         return TokenStates(raw, embedding, labels[real])
