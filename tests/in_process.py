@@ -40,10 +40,11 @@ def run(shell, source):
 
 
 def measure(profile, where):
-    """Every measurement of the profile, and their tables."""
+    """Every measurement of the profile, and their tables; the exit status of the last that failed, or 0."""
+    status = 0
     for job in jobs.measurements(load_profile(profile)):
-        main(["job", job.kind, "--model", job.model, "--task", job.task, *where])
-    main(["job", "tables", "--name", "measured", *where])
+        status = main(["job", job.kind, "--model", job.model, "--task", job.task, *where]) or status
+    return main(["job", "tables", "--name", "measured", *where]) or status
 
 
 def run_all(profile, data, names):
@@ -52,10 +53,8 @@ def run_all(profile, data, names):
     where = ["--profile", profile, *(["--data", data] if data else [])]
     status = 0
     for name in names:
-        if name == "measure":
-            measure(profile, where)
-        else:
-            status = main(["notebook", name, *where]) or status
+        done = measure(profile, where) if name == "measure" else main(["notebook", name, *where])
+        status = done or status
     return status
 
 

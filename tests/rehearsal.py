@@ -30,9 +30,13 @@ import papers
 from hub import serving
 
 from mee_utils.models.costs import DecoderSizes, generation_flops
+from mee_utils.study.catalogue import MAIN_MODEL
 from mee_utils.study.profiles import Checkpoint, load_profile
 from mee_utils.tasks.synthetic.generator import examples
 
+MODELS = "models"  # the names of steps that are no notebooks
+MEASURE = "measure"
+IN_PROCESS = "in process"  # what `in_process.py` does, in the process of a step
 COMMIT = "c" * 40
 COMMITS = {"main": COMMIT, "refs/convert/parquet": COMMIT}
 T5_TOKENIZER = Path(os.environ.get("DATA") or papers.ROOT.parent / "shared" / "data") / "t5_tokenizer"
@@ -48,10 +52,13 @@ SUMMARIES = {  # the columns of a corpus, where they are not those of the synthe
     "cnn_dailymail": ("article", "highlights"),
     "big_patent": ("description", "abstract"),
 }
+CANDIDATES = 2  # thresholds of a rule that are tried
+TOKENS_OF_CLASSIFIERS = 50  # that each learns from
 ROWS = {"train": 40, "validation": 16, "test": 16}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 GIGA = 1e9
 TERA = 1e12
+PETA = 1e15
 SUSTAINED = 10 * TERA  # FLOPs a second, an assumption: decoding keeps a GPU far below its peak
 
 
@@ -155,14 +162,25 @@ def write_hub(root, profile, shape, tokenizer):
 
 
 def few(content, examples, tokens, source_tokens, layers):
-    """A profile with few examples, short inputs and short outputs; all else as it is."""
+    """A profile with few examples, short inputs and outputs, and few thresholds; all else as it is."""
     for corpus in content["corpora"].values():
         corpus.update(train=8 * examples, held_out=examples, choices=examples)
     content["training"].update(max_source=source_tokens, max_target=tokens)
     for backbone in content["training"]["backbones"].values():
         if "examples" in backbone:
             backbone["examples"] = dict.fromkeys(backbone["examples"], examples)
-    content["results"].update(examples=examples, max_new_tokens=tokens, batch_size=examples)
+    content["classifiers"]["tokens"] = TOKENS_OF_CLASSIFIERS
+    content["results"].update(
+        examples=examples,
+        bug_examples=examples,
+        validation=examples,
+        test=examples,
+        candidates=CANDIDATES,
+        other_candidates=CANDIDATES,
+        learning_tokens=[TOKENS_OF_CLASSIFIERS],
+        max_new_tokens=tokens,
+        batch_size=examples,
+    )
     for parameters in content["notebooks"].values():
         parameters["limit"] = examples
         for name in {"decoded", "batch_size"} & parameters.keys():
@@ -238,14 +256,14 @@ def counting():
 
 
 def run_step(arguments):
-    """In the process of a step: a command of the package, or a notebook without a kernel."""
+    """In the process of a step: a command of the package, or measurements or a notebook without a kernel."""
     import in_process
     import torch
 
     from mee_utils.__main__ import main
 
     with nullcontext() if os.environ.get("UNCOUNTED") else counting() as counter:
-        if arguments[0] == "notebook":
+        if arguments[0] == IN_PROCESS:
             status = in_process.run_all(arguments[1], "", arguments[2:])
         else:
             status = main(arguments)
@@ -256,8 +274,16 @@ def run_step(arguments):
     return status
 
 
+def steps_after_models(profile):
+    """Measurements, if the profile has the model on which rules are measured; then its notebooks."""
+    measured = [MEASURE] if MAIN_MODEL in profile.training.backbones else []
+    return [*measured, *profile.run_notebooks]
+
+
 def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, notebooks=()):
-    """Runs a profile on a stand-in for the hub; yields a `Step` for the models, and one for each notebook."""
+    """Runs a profile on a stand-in for the hub; yields a `Step` for the models, the measurements if there are
+    any, and each notebook.
+    """
     settings = load_profile(profile)
     write_hub(folder / "hub", settings, shape, t5_tokenizer())
     clone = papers.Clone(folder)
@@ -267,9 +293,9 @@ def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, not
     with serving(folder, COMMITS) as (_, environment):
         environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(clone.root)}
         environment |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        yield measured_step(clone, environment, "models", ["train", "--profile", profile, *models])
-        for name in notebooks or settings.run_notebooks:
-            yield measured_step(clone, environment, name, ["notebook", profile, name])
+        yield measured_step(clone, environment, MODELS, ["train", "--profile", profile, *models])
+        for name in notebooks or steps_after_models(settings):
+            yield measured_step(clone, environment, name, [IN_PROCESS, profile, name])
 
 
 def example_flops(sizes, encoder_layers, source_tokens, tokens):
@@ -315,14 +341,26 @@ def work_of_example(profile, shape, source_tokens, tokens):
 def growth(profile, name, shape, examples, tokens, source_tokens):
     """How many times the work of a rehearsed step the whole run has, which is of the true shape: of more and
     longer examples.
+
+    Where models are trained, training is taken to be all the work of their step. NaN for measurements: how
+    many thresholds a search decodes depends on the model.
     """
+    if name == MEASURE:
+        return math.nan
     training = profile.training
     given = profile.notebooks.get(name, {})
-    held_out = max(corpus.held_out or 0 for corpus in profile.corpora.values())
-    number = given.get("limit", held_out)
     longest = given.get("max_new_tokens", training.max_target)
-    whole = number * work_of_example(profile, "true", training.max_source, longest)
+    whole = examples_of_step(profile, name) * work_of_example(profile, "true", training.max_source, longest)
     return whole / (examples * work_of_example(profile, shape, source_tokens, tokens))
+
+
+def examples_of_step(profile, name):
+    """How many examples of a task a step has in the whole run: those held out, or those learned from."""
+    if name == MODELS and profile.training.objectives:
+        learned = [backbone.examples for backbone in profile.training.objectives.values()]
+        return max(max(by_task.values()) for by_task in learned)
+    held_out = max(corpus.held_out or 0 for corpus in profile.corpora.values())
+    return profile.notebooks.get(name, {}).get("limit", held_out)
 
 
 def report(profile, shape, steps, examples, tokens, source_tokens):
@@ -334,22 +372,28 @@ def report(profile, shape, steps, examples, tokens, source_tokens):
     total = 0.0
     for step in steps:
         whole = step.flops * growth(profile, step.name, shape, examples, tokens, source_tokens)
-        total += whole
+        estimated = "" if math.isnan(whole) else f"{whole / PETA:.2f}"
+        total += whole if estimated else 0.0
         failed = "" if step.status == 0 else " (failed)"
         rows.append(
             f"| {step.name}{failed} | {step.processor:.0f} | {step.memory / GIGA:.1f} "
-            f"| {step.flops / TERA:.2f} | {whole / TERA / 1000:.2f} |"
+            f"| {step.flops / TERA:.2f} | {estimated} |"
         )
     hours = total / SUSTAINED / 3600
     rows += [
         "",
         f"{profile.name} at the {shape} shape, random weights in {profile.dtype}: {examples} examples, "
         f"{source_tokens} source and {tokens} output tokens.",
-        f"Estimate of the whole run at the true shape: {total / TERA / 1000:.0f} PFLOP. At an assumed "
-        f"{SUSTAINED / TERA:.0f} TFLOP a second that takes {hours:.1f} hours. Inputs and outputs are taken "
-        "to be as long as they may be.",
+        f"Estimate of the whole run at the true shape{_without_estimate(steps)}: {total / PETA:.0f} PFLOP. "
+        f"At an assumed {SUSTAINED / TERA:.0f} TFLOP a second that takes {hours:.1f} hours. Inputs and "
+        "outputs are taken to be as long as they may be.",
     ]
     return "\n".join(rows)
+
+
+def _without_estimate(steps):
+    """What the estimate leaves out, in words."""
+    return ", without the measurements" if any(step.name == MEASURE for step in steps) else ""
 
 
 def parameters(profile):
@@ -400,7 +444,7 @@ def needs(names):
         one_pass = one_pass_flops(profile)
         rows.append(
             f"| `{name}` | {len(ids)} | {2 * numbers / GIGA:.1f} GB | {4 * numbers / GIGA:.1f} GB "
-            f"| {state_bytes(profile) / GIGA:.0f} GB | {one_pass / TERA / 1000:.1f} PFLOP "
+            f"| {state_bytes(profile) / GIGA:.0f} GB | {one_pass / PETA:.1f} PFLOP "
             f"| {one_pass / SUSTAINED / 60:.0f} |"
         )
     return "\n".join(rows)
@@ -419,7 +463,9 @@ def new_parser():
     parser.add_argument("--examples", type=int, default=5, help="of each task")
     parser.add_argument("--tokens", type=int, default=8, help="longest output")
     parser.add_argument("--source-tokens", type=int, default=64, help="longest input")
-    parser.add_argument("--notebook", action="append", default=[], help="only this one (may be given again)")
+    parser.add_argument(
+        "--notebook", action="append", default=[], help='only this one (may be given again), or "measure"'
+    )
     parser.add_argument("--uncounted", action="store_true", help="no FLOPs are counted: that takes time")
     parser.add_argument("--folder", type=Path, help="work there, and keep it; by default a temporary folder")
     return parser

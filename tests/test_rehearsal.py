@@ -137,6 +137,24 @@ def test_the_estimate_grows_with_examples_and_lengths():
     assert small == pytest.approx(works[0] / works[1]), "the whole run has the true shape"
 
 
+def test_the_estimate_of_training_is_of_the_examples_that_are_learned_from():
+    """Measurements have none: how many thresholds a search decodes depends on the model."""
+    profile = load_profile("paper")
+    lengths = {"tokens": 512, "source_tokens": 512}
+    assert rehearsal.growth(profile, "models", "true", examples=5, **lengths) == pytest.approx(100_000 / 5)
+    published = load_profile(NAME)
+    assert published.training.objectives == {}
+    held_out = max(corpus.held_out for corpus in published.corpora.values())
+    own = {"tokens": published.training.max_target, "source_tokens": published.training.max_source}
+    assert rehearsal.growth(published, "models", "true", examples=5, **own) == pytest.approx(held_out / 5)
+    assert rehearsal.steps_after_models(profile)[0] == "measure"
+    assert rehearsal.steps_after_models(published) == published.run_notebooks
+    steps = [rehearsal.Step(name, 0, 10.0, 20.0, 10**9, 1e12, "") for name in ("models", "measure")]
+    page = rehearsal.report(profile, "true", steps, examples=5, **lengths)
+    assert "| measure | 20 | 1.0 | 1.00 |  |" in page
+    assert "the true shape, without the measurements: 20 PFLOP" in page
+
+
 def random_t5(**sizes):
     """A T5 of random weights that ends no output, and the tokenizer of the shipped ones."""
     import torch
