@@ -225,11 +225,9 @@ class EncoderCache:
             self._states[key] = decoder.encode(batch)
         return self._states[key]
 
-    def pop_states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
-        """As `states`, which are not kept any longer."""
-        states = self.states(decoder, batch)
-        del self._states[self._key(batch)]
-        return states
+    def pop(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """The encoder's states of a batch, which are not kept any longer; None if they are not there."""
+        return self._states.pop(self._key(batch), None)
 
     @staticmethod
     def _key(batch: dict[str, Tensor]) -> tuple:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, EncoderCache, batches_by_length
-from ..decoding.layerwise import decoder_of, start_and_end_ids
+from ..decoding.layerwise import start_and_end_ids
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from ..models.states import IGNORED, readout, teacher_forced
@@ -58,8 +58,7 @@ class T5Passes:
         labels = padded_ids(self.model, outputs)
         real = labels != IGNORED  # [output, position]
         fed = fed_ids(self.network, labels)
-        encoded = self.encodings.pop_states(decoder_of(self.network), batch)
-        states, _ = teacher_forced(self.network, batch, fed, encoded)
+        states, _ = teacher_forced(self.network, batch, fed, self.encodings.pop(batch))
         raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
         embedding = self.network.get_decoder().embed_tokens(fed)[real]  # [token, d_model]
         return TokenStates(raw, embedding, labels[real])

@@ -2,7 +2,8 @@
 
 The output (the model's own greedy one, or a reference) is fed to the decoder at once, and the shared LM head
 computes logits at every layer. What is kept does not grow with the vocabulary, logits exist for a few hundred
-tokens at a time, and states go to a file as they come: memory stays bounded however long the trace is.
+tokens at a time, and states go to a file as they come. So memory hardly grows with the trace: where the model
+writes the output itself, the encoder's states wait from the search to the pass along what it wrote.
 """
 
 from __future__ import annotations
