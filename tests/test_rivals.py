@@ -14,7 +14,7 @@ SETTINGS = [  # model, rule, threshold, score of every example, FLOPs of its 10 
     ("vanilla", "full_depth", NONE, 80.0, 1000),
     ("vanilla", "exit_heads", 0.5, 60.0, 500),
     ("vanilla", "exit_heads", 0.9, 76.0, 900),
-    ("vanilla", "softmax_margin", 0.9, 79.0, 100),  # vanilla's own exits are not among the rivals
+    ("vanilla", "softmax_margin", 0.9, 79.0, 990),
     ("calm", "full_depth", NONE, 72.0, 1000),
     ("calm", "oracle", NONE, 72.0, 300),
     ("calm", "static", 4.0, 40.0, 400),
@@ -23,6 +23,8 @@ SETTINGS = [  # model, rule, threshold, score of every example, FLOPs of its 10 
     ("calm", "fixed", 0.5, 56.0, 500),
     ("calm", "hidden", 0.9, 64.0, 850),  # dearer and worse than "fixed"
     ("calm", "bandit", NONE, 64.0, 600),
+    ("free", "full_depth", NONE, 76.0, 1000),
+    ("free", "fixed", 0.9, 74.0, 720),  # cheaper and better than the same rule on CALM
 ]
 
 
@@ -56,7 +58,7 @@ SHALLOW = pd.DataFrame(
 def test_all_is_set_beside_the_full_depth_of_the_baseline(stored):
     table = rivals.beside_exits(stored, SHALLOW)
     assert list(table.columns) == rivals.COLUMNS
-    by_setting = table.set_index("setting")
+    by_setting = table[table.model != "free"].set_index("setting")
     assert by_setting.loc["fixed, 0.9"].kept == pytest.approx(72 / 80)
     assert by_setting.loc["fixed, 0.9"].relative_flops == pytest.approx(0.8)
     assert by_setting.loc["layer 11"].kept == pytest.approx(0.9), "CALM's full depth is worth 90 % here"
@@ -67,13 +69,32 @@ def test_all_is_set_beside_the_full_depth_of_the_baseline(stored):
 
 def test_of_each_kind_of_exits_the_front_remains_the_cheapest_first(stored):
     table = rivals.beside_exits(stored, SHALLOW)
-    settings = {kind: list(rows.setting) for kind, rows in table.groupby("kind")}
+    settings = {key: list(rows.setting) for key, rows in table.groupby(["kind", "model"])}
     assert settings == {
-        rivals.SHALLOW: ["12 layers", "3 layers"],
-        rivals.EXITS: ["fixed, 0.5", "bandit", "fixed, 0.9"],  # neither "hidden" nor the oracle
-        rivals.FIXED: ["layer 4", "layer 11"],
-        rivals.SEPARATE: ["exit_heads, 0.5", "exit_heads, 0.9"],
+        (rivals.SHALLOW, "vanilla"): ["12 layers"],
+        (rivals.SHALLOW, "shallow_3"): ["3 layers"],
+        (rivals.EXITS, "calm"): ["fixed, 0.5", "bandit", "fixed, 0.9"],  # neither "hidden" nor the oracle
+        (rivals.EXITS, "free"): ["fixed, 0.9"],
+        (rivals.EXITS, "vanilla"): ["softmax_margin, 0.9"],
+        (rivals.FIXED, "calm"): ["layer 4", "layer 11"],
+        (rivals.SEPARATE, "vanilla"): ["exit_heads, 0.5", "exit_heads, 0.9"],
     }
+
+
+def test_the_figure_draws_the_best_models_for_each_amount_of_flops(stored):
+    table = rivals.beside_exits(stored, SHALLOW)
+    figure = rivals.rivals_figure(table, rivals.at_equal_cost(table), ["translation"], 0.99)
+    (axis,) = figure.axes
+    (line,) = [line for line in axis.lines if line.get_label() == "best exit rules, any model"]
+    assert line.get_xdata().tolist() == pytest.approx([0.5, 0.6, 0.72, 0.99])
+    assert line.get_ydata().tolist() == pytest.approx([56 / 80, 64 / 80, 74 / 80, 79 / 80])
+
+
+def test_the_cheapest_exits_are_told_with_their_models(stored):
+    table = rivals.beside_exits(stored, SHALLOW)
+    said = " ".join(rivals.rivals_conclusion(table, rivals.at_equal_cost(table), 0.9))
+    assert "72% on every task (best exit rules)" in said
+    assert "These exit rules are those of FREE on every task." in said
 
 
 @pytest.mark.parametrize("shallow", [pd.DataFrame(), SHALLOW.drop(columns="kept")])
@@ -101,7 +122,7 @@ def test_at_equal_score_each_kind_has_its_cheapest_setting(stored):
         rivals.FIXED: "layer 11",
         rivals.SEPARATE: "exit_heads, 0.9",
     }
-    assert list(rivals.at_equal_score(table, 0.98).kind) == [rivals.SHALLOW], "the baseline's own depth"
+    assert list(rivals.at_equal_score(table, 0.99).kind) == [rivals.SHALLOW], "the baseline's own depth"
 
 
 def test_at_equal_cost_exits_may_be_cheaper_but_not_dearer(stored):

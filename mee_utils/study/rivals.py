@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from . import figures
-from .catalogue import HEADS, MAIN_MODEL
-from .prose import on_tasks, span, task_span
+from .catalogue import HEADS
+from .prose import listed, on_tasks, span, task_span
 from .result_tables import EXITS, Measured
 from .verdicts import on_front
 
@@ -24,31 +24,31 @@ SEPARATE = "exit heads on a frozen model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)
 NAMES = {SHALLOW: "shallow decoder"}  # of kinds, in a figure or a sentence, if another
 FLOPS_DRAWN = 1.02  # of vanilla's; what costs more is not drawn
-COLUMNS = ["task", "kind", "setting", "kept", "low", "high", "relative_flops"]
+COLUMNS = ["task", "kind", "model", "setting", "kept", "low", "high", "relative_flops"]
 
 
-def beside_exits(stored: Measured, shallow: pd.DataFrame, main: str = MAIN_MODEL) -> pd.DataFrame:
+def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
     """What each way to a cheaper decoder keeps of the baseline's score, and costs.
 
     Args:
-        stored: the measured exits of a profile.
+        stored: the measured exits of a profile, on all of its models.
         shallow: the `rivals` of a profile (`result_tables.read_retrained`); it may have no rows.
-        main: the model on which all rules were measured.
 
     Returns:
-        One row a task and setting: its `kind`, the share of the baseline's score that is `kept` with paired
-        bounds `low` and `high`, and `relative_flops`, FLOPs a token as a share of the baseline's. Of exits
-        only the settings on the front of their kind remain: none of that kind is cheaper and as good. They
-        are chosen on the examples that they are reported on, which favours them over the shallow decoders.
+        One row a task, model and setting: its `kind`, the share of the baseline's score that is `kept` with
+        paired bounds `low` and `high`, and `relative_flops`, FLOPs a token as a share of the baseline's. Of
+        exits only the settings on the front of their kind and model remain: none of these is cheaper and as
+        good. They are chosen on the examples that they are reported on, which favours them over the shallow
+        decoders.
     """
     tables = [_shallow_rows(shallow)]
     settings = stored.select()
-    for kind, model, chosen in (
-        (EXITS, main, ~settings.rule.isin(NO_RULE)),
-        (FIXED, main, settings.rule == "static"),
-        (SEPARATE, BASELINE, settings.rule.isin(HEADS)),
+    for kind, chosen in (
+        (EXITS, ~settings.rule.isin(NO_RULE)),
+        (FIXED, settings.rule == "static"),
+        (SEPARATE, settings.rule.isin(HEADS)),
     ):
-        for _, rows in settings[chosen & (settings.model == model)].groupby("task", sort=False):
+        for _, rows in settings[chosen].groupby(["model", "task"], sort=False):
             tables.append(_front_of(stored, rows, kind))
     tables = [table for table in tables if len(table)]
     return pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame(columns=COLUMNS)
@@ -70,6 +70,7 @@ def _front_of(stored: Measured, settings: pd.DataFrame, kind: str) -> pd.DataFra
         {
             "task": settings.task,
             "kind": kind,
+            "model": settings.model,
             "setting": [setting_name(*row) for row in zip(settings.rule, settings.threshold, strict=True)],
             "kept": kept.value,
             "low": kept.low,
@@ -77,7 +78,12 @@ def _front_of(stored: Measured, settings: pd.DataFrame, kind: str) -> pd.DataFra
             "relative_flops": beside["flops_share"].value,
         }
     )
-    front = table[on_front(table.relative_flops, table.kept)].drop_duplicates(["kept", "relative_flops"])
+    return _on_front(table).drop_duplicates(["kept", "relative_flops"])
+
+
+def _on_front(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that none of the others undercuts and equals, the cheapest first."""
+    front = table[on_front(table.relative_flops, table.kept)]
     return front.sort_values("relative_flops", kind="stable")
 
 
@@ -114,7 +120,8 @@ def kept_of_baseline(stored: Measured, rows: pd.DataFrame, baseline: str = BASEL
 def at_equal_score(table: pd.DataFrame, quality: float) -> pd.DataFrame:
     """Of each task and kind in `beside_exits` the cheapest setting that keeps a share of the score.
 
-    By the values, not by their bounds: the question is what is cheaper on average. No row: none keeps it.
+    By the values, not by their bounds: the question is what is cheaper on average. Exits are those of any
+    model. No row: none keeps it.
     """
     good = table[table.kept >= quality].sort_values("relative_flops", kind="stable")
     return good.drop_duplicates(["task", "kind"]).sort_index().reset_index(drop=True)
@@ -152,13 +159,20 @@ def at_equal_cost(table: pd.DataFrame) -> pd.DataFrame:
 def rivals_figure(
     table: pd.DataFrame, equal_cost: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""
 ):
-    """Score kept against FLOPs of every kind of `beside_exits`; dotted lines stand at 1 and at `quality`."""
+    """Score kept against FLOPs of every kind of `beside_exits`, of the best models for each amount of FLOPs.
+
+    Dotted lines stand at 1 and at `quality`.
+    """
+    by_kind = [
+        _on_front(rows) for _, rows in table[table.kind != SHALLOW].groupby(["task", "kind"], sort=False)
+    ]
+    drawn = pd.concat([table[table.kind == SHALLOW], *by_kind], ignore_index=True)
     return figures.facets(
-        table,
+        drawn,
         _draw,
         values=tasks,
         quality=quality,
-        limits=_drawn_range(table),
+        limits=_drawn_range(drawn),
         xlabel="FLOPs per token (1 = vanilla's full depth)",
         ylabel="score kept (1 = vanilla's)",
         width=3.9,
@@ -170,8 +184,8 @@ def rivals_figure(
 
 STYLES = {
     SHALLOW: figures.Style(NAMES[SHALLOW], figures.STYLES["vanilla"].colour, "s"),
-    EXITS: figures.Style(f"{EXITS}, CALM", figures.STYLES["calm"].colour, "o"),
-    FIXED: figures.Style(f"{FIXED}, CALM", "black", ".", (1, 1.5)),
+    EXITS: figures.Style(f"{EXITS}, any model", figures.STYLES["calm"].colour, "o"),
+    FIXED: figures.Style(f"{FIXED}, any model", "black", ".", (1, 1.5)),
     SEPARATE: figures.Style("exit heads on the frozen vanilla model", "#777777", "^", (4, 1.5)),
 }
 
@@ -211,6 +225,7 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
         unnamed = " On a task that is not named, no setting of the kind keeps it for fewer FLOPs."
         others = "" if every else unnamed
         yield f"FLOPs needed to keep a mean of {quality:.0%}, as a share of vanilla's: {shares}.{others}"
+        yield _models_of_exits(saving[saving.kind == EXITS], tasks)
     else:
         yield f"Nothing keeps a mean of {quality:.0%} of it for fewer FLOPs than vanilla's."
     heads = table[(table.kind == SEPARATE) & (table.relative_flops < 1)]
@@ -222,6 +237,17 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
             "pruning changes no token that does not exit. For fewer FLOPs than vanilla they keep at most "
             f"{task_span(most, '.1%')} of its score{enough}."
         )
+
+
+def _models_of_exits(saving: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """Whose exits are the cheapest that keep enough, by task."""
+    if saving.empty:
+        return ""
+    parts = [
+        f"{figures.label(model)} {on_tasks(rows.task, tasks)}"
+        for model, rows in saving.groupby("model", sort=False)
+    ]
+    return f"These exit rules are those of {listed(parts)}."
 
 
 def _exits_at_equal_cost(equal_cost: pd.DataFrame) -> str:
