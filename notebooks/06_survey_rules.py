@@ -317,7 +317,7 @@ conclude(
 
 # %% tags=["hide-input"]
 tables = {task: {"bench": bench[bench.task == task], "same": same[same.task == task]} for task in tasks}
-judged = claims.judge("06_survey_rules", tables)
+judged = claims.judge("06_survey_rules", tables, layers=calm.layers)
 claims.show_judged(experiment.save_table(judged, "claims"))
 
 # %% [markdown]

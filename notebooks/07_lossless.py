@@ -105,7 +105,10 @@ range_of_rounds = experiment.note(intervals="whiskers: range over rounds of timi
 if len(timed):
     figure = chapter.speed_figure(timed, range_of_rounds)
     experiment.save_figure(figure, "speed", timed)
-conclude(chapter.speed_conclusion(timed) or f"Not timed yet: run {result_tables.bench_command(profile)}.")
+conclude(
+    chapter.speed_conclusion(timed) or f"Not timed yet: run {result_tables.bench_command(profile)}.",
+    chapter.planning_conclusion(timed),
+)
 
 # %% tags=["hide-input"]
 simulated = result_tables.fastest_by_shape().rename(columns={"speed": "simulated_speed"})

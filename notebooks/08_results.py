@@ -124,13 +124,14 @@ if len(at_published):
 # A decoder of fewer layers saves for every token what exits save for some. Shallow decoders under the same encoder were
 # trained like `vanilla`, on as many examples (`make retrain`). *Exit heads* are trained on a frozen model; CALM's
 # objective trains the model itself. Everything is set beside the **full depth of vanilla**, so that what training for
-# exits costs before any token exits (00) counts too. Each line is the Pareto front of one
-# kind; dotted lines mark all of vanilla's score and 99 % of it. Exit settings are selected on the examples that they
-# are shown on; the shallow decoders are not, so this comparison favours exits.
+# exits costs before any token exits (00) counts too. Exits may be those of any model: CALM's, for which all rules were
+# measured, or another's. Each line is the Pareto front of one kind; dotted lines mark all of vanilla's score and 99 %
+# of it. Exit settings and their models are selected on the examples that they are shown on; the shallow decoders are
+# not, so this comparison favours exits.
 
 # %% tags=["hide-input"]
 shallow = result_tables.read_retrained(name, "rivals")
-beside_vanilla = rivals.beside_exits(stored, shallow, main)
+beside_vanilla = rivals.beside_exits(stored, shallow)
 equal_cost = rivals.at_equal_cost(beside_vanilla)
 if shallow.empty:
     conclude(f"No decoders were trained shallow: run `make retrain PROFILE={name}`.")
@@ -148,7 +149,7 @@ conclude(*rivals.rivals_conclusion(beside_vanilla, equal_cost, quality))
 # A rule keeps its quality *reliably* if the lower end of a paired 95 % interval reaches 99 % of the full score. Its
 # settings are tested on the test examples one after the other, in an order that validation examples fix, as long as
 # they pass, so a setting that keeps less passes with a probability of at most 2.5 %, however many are tested. Of those
-# that pass, the one with the fewest FLOPs on validation examples is timed. The fastest of each kind is drawn with its
+# that pass, the one with the fewest FLOPs on validation examples is timed (in batches, if it saves FLOPs). The fastest of each kind is drawn with its
 # range over the rounds: filled, one output at a time; hollow, in batches. Half of the rounds rank the rules, and the
 # other half is drawn, so that no rule is ranked and drawn by the same measurements.
 
@@ -158,7 +159,7 @@ certain = kept[kept.verdict == result_tables.KEEPS_IT]
 kept_times = result_tables.read_timings("kept", certain, name)
 answer = verdicts.fastest(kept_times)
 fixed = speed.timed_layers(
-    stored, main, result_tables.read_timings("results", stored.select(model=main), name)
+    stored, main, result_tables.read_timings("kept", stored.select(model=main, rule="static"), name)
 )
 wanted = pd.DataFrame({"task": tasks, "model": main})
 verified = speed.in_one_batch(result_tables.read_timings("lossless", wanted, name))
@@ -193,9 +194,9 @@ conclude(cheapest.flops_conclusion(of_main, quality))
 #
 # MEE asks whether a rule over several layers can keep its quality and be faster than no exit. There are three ways to
 # judge it, and each counts on its own: FLOPs at a mean of 99 % of the score (as marked above, and as optimistic); FLOPs
-# where 99 % is kept reliably; and tokens a second of those reliable rules that save FLOPs, one output at a time. In the
-# table, `lowest` is the speed in the slowest timing run, `faster` counts the rules that beat full depth in every
-# timing run, and `untimed` those that may be faster still.
+# where 99 % is kept reliably; and tokens a second of all reliable rules, one output at a time, whether they save FLOPs
+# or not. In the table, `lowest` is the speed in the slowest timing run, `faster` counts the rules that beat full depth
+# in every timing run, and `untimed` those that may be faster still.
 
 # %%
 asked = open_question.answers(of_main, kept, kept_times, quality)

@@ -250,7 +250,7 @@ def test_ctranslate2_decodes_as_many_tokens(tiny, batch):
         assert [len(output.hypotheses[0]) for output in outputs] == [TINY.tokens] * batch
 
 
-@pytest.mark.parametrize("part", ["reductions", "results", "drafts"])
+@pytest.mark.parametrize("part", ["reductions", "kept", "drafts"])
 def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be
@@ -332,6 +332,15 @@ def test_a_task_is_timed_with_its_own_checkpoint(part, monkeypatch):
     assert all(setting.model.task == setting.task.name for setting in timed_settings)
     pairs = {(setting.model.name, setting.task.name) for setting in timed_settings}
     assert len(pairs) == 4 and len(timed_settings) == 4 * (len(rules.BATCHES) if part == "lossless" else 1)
+
+
+def test_the_clock_judges_rules_that_save_no_flops_and_fixed_layers_too():
+    certain = rules.certain("small")
+    assert (certain.flops_share < 1).any() and (certain.flops_share >= 1).any()
+    layers = rules.fixed_layers("small")
+    assert set(layers.rule) == {"static"} and (layers.retained >= rules.QUALITY).all()
+    measured = rules.read_measured("small", "calm").rows(model="calm", rule="static")
+    assert 0 < len(layers) < len(measured)
 
 
 def test_contenders_take_turns_and_a_first_round_warms_up():

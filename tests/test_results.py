@@ -300,15 +300,6 @@ def test_where_it_is_not_certain_the_verdict_is_undecided():
     assert verdicts.keeping(found, "calm", share).set_index("rule").verdict["fixed"] == "undecided"
 
 
-def test_what_is_timed_was_calibrated_or_is_static():
-    timed = verdicts.timed(measured(), "calm")
-    assert set(map(tuple, timed[["rule", "threshold"]].to_numpy())) == {
-        ("fixed", 0.7),
-        ("static", 8.0),
-        ("static", 4.0),
-    }
-
-
 def test_of_each_rule_the_setting_that_ranks_first_stands_for_it():
     kept = pd.DataFrame(
         {

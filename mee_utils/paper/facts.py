@@ -9,13 +9,14 @@ from collections.abc import Iterable
 import pandas as pd
 
 from ..study import open_question
-from ..study.catalogue import MAIN_MODEL
+from ..study.catalogue import MAIN_MODEL, MEE_RULES
+from ..study.chapters.wording import without_source
 from ..study.figures import label
 from ..study.headline import FIXED, ONE, QUALITY, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
-from ..study.main_figure import faster_cases
-from ..study.prose import span
+from ..study.main_figure import faster_cases, keeping_cases
+from ..study.prose import listed, span
 from ..study.published_setting import BATCHES
-from ..study.result_tables import EXITS, KEEPS_IT
+from ..study.result_tables import EXITS, KEEPS_IT, outputs_to_repay
 from . import ledger_page
 from .answers import (
     REAL,
@@ -30,7 +31,7 @@ from .answers import (
     shallow_speeds,
 )
 from .numbers import LATER, stored_numbers
-from .reference_tables import outputs_to_repay, planned
+from .reference_tables import planned
 from .stored_tables import FIGURES, PROFILES, StoredTables
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -55,7 +56,12 @@ def facts(stored: StoredTables) -> dict:
         "shallow": _shallow_facts(stored),
         "changed": max(groups["fixed_list"]["other_token"] for groups in real.values()),
         "changed_vanilla": _most_changed(stored, VANILLA),
-        "of_vanilla": _tasks_of_vanilla(stored),
+        "of_vanilla": _exits_of_vanilla(stored),
+        "reliably_of_vanilla": _reliable_of_vanilla(stored),
+        "mees_own": _mees_own(stored),
+        "cheapest_at_loss": _cheapest_at_loss(stored),
+        "lost_to_states": _lost_to_states(stored),
+        "in_batches": _verified_in_batches(stored),
         "decision_in_layers": decisions.set_index("what")["median"].to_dict(),
         "roc_area": {name: stored_numbers(FIGURES / name)["roc_area"] for name in PROFILES},
         "oracle": _oracle_facts(stored),
@@ -89,12 +95,80 @@ def _most_changed(stored: StoredTables, model: str) -> float:
     return rows[fixed].other_token.max()
 
 
-def _tasks_of_vanilla(stored: StoredTables) -> int:
-    """On how many tasks of real text a rule keeps 99 % of vanilla's mean score and saves FLOPs beside it."""
+def _exits_of_vanilla(stored: StoredTables) -> dict:
+    """Exits that keep 99 % of vanilla's mean score on real text and save FLOPs beside it.
+
+    `main` is the number of tasks on which those of the main model do, `tasks` that of any model's. `flops`
+    are the least and the most that the cheapest of a task need, as shares of vanilla's.
+    """
     rows = stored.table("08_results", "rivals")
     exits = rows[(rows.profile == REAL) & (rows.kind == EXITS)]
     good = exits[(exits.kept >= QUALITY) & (exits.relative_flops < 1)]
-    return good.task.nunique()
+    return {
+        "main": good[good.model == MAIN_MODEL].task.nunique(),
+        "tasks": good.task.nunique(),
+        "flops": _ends(good.groupby("task").relative_flops.min()),
+    }
+
+
+def _reliable_of_vanilla(stored: StoredTables) -> dict[str, int]:
+    """Pairs of a rule and a task of real text that reliably keep 99 % of the main model's own score.
+
+    `pairs` counts all of them, `keeping` those that reliably keep as much of vanilla's for fewer FLOPs.
+    """
+    rows = stored.table("08_results", "kept_of_vanilla")
+    rows = rows[(rows.profile == REAL) & (rows.rule != "static")]
+    good = rows[(rows.of_vanilla_low >= QUALITY) & (rows.flops_share < 1)]
+    return {"pairs": len(rows), "keeping": len(good)}
+
+
+def _mees_own(stored: StoredTables) -> dict[str, int]:
+    """MEE's measures on tasks of real text: how many cases, and in how many 99 % is kept for fewer FLOPs."""
+    rows = stored.table("08_results", "at_99_percent")
+    rows = rows[(rows.profile == REAL) & rows.rule.isin(MEE_RULES)]
+    saving = (rows.verdict == KEEPS_IT) & (rows.flops_share < 1)
+    return {"cases": len(rows), "saving": int(saving.sum())}
+
+
+def _cheapest_at_loss(stored: StoredTables, loss: float = 0.05) -> str:
+    """The cheapest rule of each task of real text at a loss, in words: "entropy (translation) and ..."."""
+    rows = stored.table("08_results", "at_equal_loss")
+    if rows.empty:
+        return ""
+    rows = rows[(rows.profile == REAL) & (rows.wanted == loss) & (rows.flops_share < 1)]
+    ordered = open_question.of_rules(rows).sort_values("flops_share", kind="stable")
+    return _listed_cases(ordered.drop_duplicates("task").sort_values("task"))
+
+
+def _lost_to_states(stored: StoredTables, threshold: float = 0.9) -> dict | None:
+    """What copied states cost the output on real text, by the consistency loss.
+
+    `tasks` is on how many tasks the margin at a threshold loses more to states than to decisions, `most` the
+    largest loss of an oracle, whose decisions are perfect.
+    """
+    margins = stored.table("08_results", "margin_losses")
+    curves = stored.table("08_results", "limits")
+    if margins.empty or curves.empty:
+        return None
+    margins = margins[(margins.profile == REAL) & (margins.threshold == threshold)]
+    oracle = curves[(curves.profile == REAL) & (curves.series == "oracle_copy")]
+    larger = margins.loss_by_states > margins.loss_by_decisions
+    return {"tasks": margins.task[larger].nunique(), "most": oracle.consistency_loss.max()}
+
+
+def _verified_in_batches(stored: StoredTables) -> dict:
+    """On how many tasks of real text verified exits beat full depth in every timing run.
+
+    `main` has those of the main model by batch size, `vanilla` those of vanilla one output at a time.
+    """
+    rows = stored.lossless_bench()
+    rows = rows[(rows.profile == REAL) & rows.model.isin([MAIN_MODEL, VANILLA])]
+    faster = (rows.lowest > 1).groupby([rows.model, rows.batch]).sum()
+    one = faster.index.get_level_values("batch").min() if len(faster) else 1
+    return {
+        "main": faster.get(MAIN_MODEL, pd.Series(dtype=int)).to_dict(),
+        "vanilla": int(faster.get((VANILLA, one), 0)),
+    }
 
 
 def _less_monotonic(tasks: Iterable[dict]) -> int:
@@ -137,6 +211,7 @@ def _open_question(stored: StoredTables, tasks: list[str]) -> dict:
         "flops": _ends(several),
         "flops_one": _ends(one),
         "flops_reliable": _ends(open_question.flops(found.reliable, open_question.SEVERAL)),
+        "flops_one_reliable": _ends(open_question.flops(found.reliable, open_question.ONE)),
         "best": best.reindex(tasks).fillna(1.0).mean(),
     }
 
@@ -150,8 +225,8 @@ def _as_published(stored: StoredTables) -> dict | None:
     """In how many of MEE's own settings on real text a measure beats full depth, and keeps the score.
 
     `alone` and `in_batches` are `main_figure.Cases`, the latter at the published `batch` size, with exits
-    from a sixth of the depth on; `later` are those of one output at a time with exits from `layer` on. None
-    until they are timed.
+    from a sixth of the depth on; `later` are those of one output at a time with exits from `layer` on.
+    `keeping` names the cases of `alone` that keep the score. None until they are timed.
     """
     times = stored.table("08_results", "main_figure")
     times = times[times.profile == REAL]
@@ -164,9 +239,16 @@ def _as_published(stored: StoredTables) -> dict | None:
         "batch": in_batches,
         "in_batches": by_layer[first][in_batches],
         "alone": by_layer[first][alone],
+        "keeping": _listed_cases(keeping_cases(times, first, alone)),
         "layer": last,
         "later": by_layer[last][alone] if last > first else None,
     }
+
+
+def _listed_cases(rows: pd.DataFrame) -> str:
+    """ "rising top-1 (question answering)" for each row; "" for none."""
+    parts = [f"{without_source(row.rule)} ({label(row.task)})" for row in rows.itertuples()]
+    return listed(parts) if parts else ""
 
 
 def _headline_facts() -> dict:
@@ -194,7 +276,7 @@ def _headline_facts() -> dict:
 
 
 def _at_least(rows: pd.DataFrame) -> int:
-    """How many speeds of a headline are marked "≥", since a rule that was not timed may be faster."""
+    """How many speeds of a headline are marked "≥", since a setting that was not timed may be faster."""
     return int(((rows.untimed > 0) & rows.speed.notna()).sum())
 
 

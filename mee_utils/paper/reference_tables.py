@@ -16,7 +16,7 @@ from ..study.figures import label
 from ..study.headline import QUALITY
 from ..study.prose import listed, span
 from ..study.published_setting import BATCHES
-from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families
+from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families, outputs_to_repay
 from ..tasks.kinds import TASKS
 from . import answers, gpu_tables, published_numbers
 from .published_numbers import published_saturation
@@ -63,7 +63,7 @@ def at_full_quality(stored: StoredTables) -> pd.DataFrame:
     rules = rules.merge(timed[[*keys, "speed"]], on=keys, how="left")
     speeds = rules.speed.map(", {:.2f}×".format, na_action="ignore").fillna("")
     shares = rules.flops_share.map("{:.0%}".format)
-    return _by_rule(rules.assign(cell=quality_cells(rules, shares + speeds)), stored)
+    return _by_rule(rules.assign(cell=quality_cells(rules, shares + speeds, speeds)), stored)
 
 
 def at_a_mean(stored: StoredTables) -> pd.DataFrame:
@@ -97,15 +97,14 @@ def _scored(rule: Rule) -> str:
     return published if rule.prune_last_layer else whole
 
 
-def quality_cells(rules: pd.DataFrame, saving: Sequence[str]) -> np.ndarray:
-    """What is said of rules that should keep 99 % of the score; of those that save FLOPs, `saving`."""
-    saves = (rules.verdict == KEEPS_IT) & (rules.flops_share < 1)
-    choices = {
-        "not certain": rules.verdict == UNDECIDED,
-        "loses more": rules.verdict != KEEPS_IT,
-        "no saving": ~saves,
-    }
-    return np.select(list(choices.values()), list(choices), saving)
+def quality_cells(rules: pd.DataFrame, saving: Sequence[str], speeds: Sequence[str] = ()) -> np.ndarray:
+    """What is said of rules that should keep 99 % of the score: of those that save FLOPs, `saving`.
+
+    `speeds` are added to "no saving": such rules may save time.
+    """
+    not_saving = [f"no saving{speed}" for speed in speeds] if len(speeds) else "no saving"
+    choices = [rules.verdict == UNDECIDED, rules.verdict != KEEPS_IT, rules.flops_share >= 1]
+    return np.select(choices, ["not certain", "loses more", not_saving], saving)
 
 
 def at_equal_loss(stored: StoredTables, loss: float) -> pd.DataFrame:
@@ -166,7 +165,7 @@ def looked_at(stored: StoredTables) -> pd.DataFrame:
 def fastest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
     """Of each family of rules the fastest that keeps 99 % of the score for certain, by batch size."""
     rules = stored.table("08_results", "at_99_percent")
-    timed = stored.timings(rules[(rules.verdict == KEEPS_IT) & (rules.flops_share < 1)], "kept")
+    timed = stored.timings(rules[rules.verdict == KEEPS_IT], "kept")
     best = in_order(best_of_families(timed, [*TASK, "batch"], "ranked", ascending=False), "batch")
     described = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained"]
     return best[[*TASK, *described, "tokens_per_second", "samples_speed"]]
@@ -391,13 +390,6 @@ def planned(stored: StoredTables) -> pd.DataFrame:
     return rows.dropna(subset="planning_seconds")
 
 
-def outputs_to_repay(rows: pd.DataFrame) -> pd.Series:
-    """After how many outputs drafts have saved the time of their planning, for the rows that are faster."""
-    faster = rows[rows.rule.notna() & (rows.samples_speed > 1)]
-    saved = (faster.samples_speed - 1) / faster.samples_per_second  # seconds per output
-    return faster.planning_seconds / saved
-
-
 def shapes(stored: StoredTables) -> pd.DataFrame:
     """The simulated speed of exits in decoders of other sizes; real text first."""
     rows = stored.shapes_bench()
@@ -453,7 +445,7 @@ def ranking(stored: StoredTables) -> str:
     best, second = (RANKED.get(family, family) for family in areas.index[:2])
     hardly = ", but hardly better than " + second if areas.iloc[0] - areas.iloc[1] < 0.005 else ""
     numbers = f"{areas.iloc[0]:.3f}, {second} {areas.iloc[1]:.3f}"
-    rank = "tell final predictions from others best on real text"
+    rank = "tell final predictions from others best on real text, on average"
     return f"{best[0].upper()}{best[1:]} {rank}{hardly} (ROC area {numbers})."
 
 

@@ -111,14 +111,20 @@ class StoredTables:
         return f"*{' '.join(parts)}*" if parts else ""
 
     def _links(self, paths: list[Path]) -> list[str]:
-        """ "01 figure_1_settled ([real](...), [synthetic](...))": a text for each table, of all profiles."""
-        links: dict[str, list[str]] = {}
-        for path in paths:
-            profile, notebook, *_ = path.relative_to(FIGURES).parts
+        """ "[01 figure_1_settled](...)": a link for each table, to that of the first profile that has it."""
+        links: dict[str, str] = {}
+        for path in sorted(paths, key=self._turn):
+            _, notebook, *_ = path.relative_to(FIGURES).parts
             chapter = notebook[:2] if notebook[:2].isdigit() else notebook
             name = f"{chapter} {path.stem}"
-            links.setdefault(name, []).append(f"[{DATA.get(profile, profile)}]({self.link(path)})")
-        return [f"{name} ({', '.join(tables)})" for name, tables in links.items()]
+            links.setdefault(name, f"[{name}]({self.link(path)})")
+        return list(links.values())
+
+    @staticmethod
+    def _turn(path: Path) -> int:
+        """The place of a table's profile."""
+        profile, *_ = path.relative_to(FIGURES).parts
+        return list(PROFILES).index(profile) if profile in PROFILES else len(PROFILES)
 
     def _timed_on(self, paths: list[Path]) -> str:
         """The machines that timed what is shown: ", on AMD EPYC with 2 cores (torch 2.13.0)".

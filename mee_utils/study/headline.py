@@ -1,8 +1,8 @@
 """The headline: how fast are exits that keep 99 % of the score, by the kind of exit?
 
-Four kinds a task: a fixed exit layer, the fastest rule that looks at one layer, the fastest that looks at
-several, and exits that the last layer verifies. Speeds are tokens a second of the main model at batch size 1,
-full depth being 1.
+Four kinds a task: the fastest fixed exit layer, the fastest rule that looks at one layer, the fastest that
+looks at several, and exits that the last layer verifies. Speeds are tokens a second of the main model at
+batch size 1, full depth being 1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .open_question import of_rules
 from .result_tables import KEEPS_IT, read_measured, read_timings, untimed_and_faster
 
 QUALITY = 0.99  # of the model's own score at full depth
+FIXED_LAYERS = "static"  # the rule under which fixed layers are measured; its threshold is the layer
 FIXED = "fixed layer"
 ONE = "rule on one layer"
 SEVERAL = "rule on several layers"
@@ -63,10 +64,10 @@ def headline_table(
 ) -> pd.DataFrame:
     """The best exits of each kind that keep 99 % of the score: a row a task and kind that has one.
 
-    A rule keeps it if the lower end of a 95 % interval does; a fixed layer, if its mean does. Of the rules
-    those that need fewer FLOPs than full depth compete; the fastest in one half of the timing rounds wins,
-    and its `speed` is that of the other half. Where none was timed, the row has none (NaN). `untimed` says
-    how many were not, and `faster` how many of the kind are faster than full depth in every round.
+    A rule keeps it if the lower end of a 95 % interval does; a fixed layer, if its mean does. Of rules and of
+    fixed layers the fastest in one half of the timing rounds wins, and its `speed` is that of the other half.
+    Where none was timed, the row has none (NaN). `untimed` says how many were not, and `faster` how many of
+    the kind are faster than full depth in every round.
 
     Args:
         profile: whose timings are read.
@@ -80,36 +81,35 @@ def headline_table(
         stored = read_measured(profile, MAIN_MODEL)
         kept = keeping(stored, MAIN_MODEL, QUALITY)
         static = stored.rows(model=MAIN_MODEL, rule="static")
-    parts = [_fixed_layers(profile, without_draws(static)), *_rules(profile, without_draws(kept))]
-    parts.append(_verified(profile, kept.task.unique()))
+    alone = _settings_that_decide_alone(without_draws(kept), without_draws(static))
+    parts = [*_fastest_of_kinds(profile, alone), _verified(profile, kept.task.unique())]
     table = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
     table = table.reindex(columns=COLUMNS)
-    alone = table.kind.isin([FIXED, VERIFIED])  # one setting a task
-    return table.assign(faster=table.faster.mask(alone, (table.lowest > 1).astype(float)))
+    return table.assign(faster=table.faster.mask(table.kind == VERIFIED, (table.lowest > 1).astype(float)))
 
 
-def _fixed_layers(profile: str, static: pd.DataFrame) -> pd.DataFrame:
-    """Of each task the first layer at which all tokens can exit and 99 % of the score is kept on average."""
-    good = static[static.retained >= QUALITY].sort_values("threshold").drop_duplicates("task")
-    return _single("results", good[SETTING], profile).drop_duplicates("task").assign(kind=FIXED)
+def _settings_that_decide_alone(kept: pd.DataFrame, static: pd.DataFrame) -> pd.DataFrame:
+    """Rules that keep 99 % of the score reliably, and fixed layers that keep it on average."""
+    fixed = static[static.retained >= QUALITY]
+    return pd.concat([of_rules(kept[kept.verdict == KEEPS_IT]), fixed], ignore_index=True)[SETTING]
 
 
-def _rules(profile: str, kept: pd.DataFrame) -> list[pd.DataFrame]:
-    """The fastest safe rule of each task on one layer, and on several."""
-    safe = of_rules(kept[(kept.verdict == KEEPS_IT) & (kept.flops_share < 1)])
-    rows = _single("kept", safe[SETTING], profile).sort_values("ranked", ascending=False, kind="stable")
+def _fastest_of_kinds(profile: str, settings: pd.DataFrame) -> list[pd.DataFrame]:
+    """Of each task the fastest fixed layer, the fastest rule on one layer, and the fastest on several."""
+    rows = _single("kept", settings, profile).sort_values("ranked", ascending=False, kind="stable")
     several = rows.rule.isin(SEVERAL_LAYERS)
-    kinds = {ONE: rows[~several], SEVERAL: rows[several]}
+    fixed = rows.rule == FIXED_LAYERS
+    kinds = {FIXED: rows[fixed], ONE: rows[~several & ~fixed], SEVERAL: rows[several]}
     return [_best_of_tasks(of_kind).assign(kind=kind) for kind, of_kind in kinds.items()]
 
 
 def _best_of_tasks(rows: pd.DataFrame) -> pd.DataFrame:
-    """The first row of each task, how many of its rules have no timing, and how many beat full depth.
+    """The first row of each task, how many of its settings have no timing, and how many beat full depth.
 
-    `rows` are the timed rules, fastest first, and behind them all rules once more, without a timing.
+    `rows` are the timed settings, fastest first, and behind them all settings once more, without a timing.
     """
-    rules = rows.drop_duplicates(["task", "rule"])
-    counts = untimed_and_faster(rules, rows[rows.ranked.notna()], ["task"])
+    is_timed = rows.ranked.notna()
+    counts = untimed_and_faster(rows[~is_timed], rows[is_timed], ["task"])
     best = rows.drop_duplicates("task")
     return best.assign(untimed=best.task.map(counts.untimed), faster=best.task.map(counts.faster))
 

@@ -35,6 +35,10 @@ RANGE = ["lowest", "highest"]
 SAMPLES_RANGE = ["samples_lowest", "samples_highest"]
 SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE, "samples_speed"]
 OF_RULES = ["batch", "speed", *RANGE, "ranked", "samples_speed"]
+OF_DRAFTS = [
+    *("batch", "rule", "max_draft", "expected", "speed", *RANGE),
+    *("planning_seconds", "samples_per_second", "samples_speed"),
+]
 OF_OUTPUTS = [
     *("metric", "score", "score_low", "score_high", "corpus_score"),
     *("retained", "retained_low", "retained_high", "mean_exit_layer", "flops_share", "length_share"),
@@ -42,8 +46,7 @@ OF_OUTPUTS = [
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
     "kept": ("kept", KEYS, OF_RULES),
-    "results": ("results", KEYS, OF_RULES),
-    "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
+    "lossless": ("lossless", ["task", "model"], OF_DRAFTS),
     "published": ("published", [*KEYS, "min_layer", "decoder"], [*SPEEDS, *SAMPLES_RANGE, *OF_OUTPUTS]),
     "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
     "rivals": ("rivals", ["task", "model", "decoder_layers"], [*SPEEDS, *SAMPLES_RANGE]),
@@ -266,10 +269,16 @@ def inputs_of(profile: str) -> dict[str, str]:
 
 
 def _timed(path: Path, columns: list[str]) -> pd.DataFrame:
-    """A table of the benchmark; without rows, but with these columns, where nothing was timed."""
+    """A table of the benchmark; without rows where nothing was timed, and with all these columns.
+
+    A column that an older table does not have is NaN.
+    """
     gpu = f"{GPU}/" if path.parent.name == GPU else ""
     READ[f"results bench/{gpu}{path.name}"] = file_digest(path)
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=columns)
+    if not path.exists():
+        return pd.DataFrame(columns=columns)
+    table = pd.read_csv(path)
+    return table.reindex(columns=table.columns.union(columns, sort=False))
 
 
 def read_timings(
@@ -306,6 +315,16 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
     """The lines of the machine that timed most of them; ties go to the one that comes first."""
     counts = times.processor.value_counts(sort=False)
     return times[times.processor == counts.idxmax()] if len(times) else times
+
+
+def outputs_to_repay(timed: pd.DataFrame) -> pd.Series:
+    """After how many outputs drafts have saved the time of their planning, for the rows that are faster.
+
+    `timed` has rows of the benchmark "lossless"; an output is a sample.
+    """
+    faster = timed[timed.rule.notna() & (timed.samples_speed > 1)]
+    saved = (faster.samples_speed - 1) / faster.samples_per_second  # seconds per output
+    return faster.planning_seconds / saved
 
 
 def untimed_and_faster(rules: pd.DataFrame, timed: pd.DataFrame, by: list[str]) -> pd.DataFrame:

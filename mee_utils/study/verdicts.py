@@ -10,7 +10,7 @@ from ..analysis.beside_full import mean_exit_layer, result_rows
 from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
 from ..analysis.statistics import DRAWS, NOTHING, RESAMPLES, Estimate
 from .catalogue import RULES, SEVERAL_LAYERS
-from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured, best_of_families
+from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured
 
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
 AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}  # where no threshold passed
@@ -288,22 +288,3 @@ def fastest(times: pd.DataFrame) -> pd.DataFrame:
     """Of timed settings the fastest of each task, rule and batch size, the fastest rule first (`ranked`)."""
     ordered = times.sort_values("ranked", ascending=False, kind="stable")
     return ordered.drop_duplicates(["task", "rule", "batch"]).reset_index(drop=True)
-
-
-def timed(stored: Measured, model: str) -> pd.DataFrame:
-    """The settings that `make bench` times besides those of `keeping`: `task`, `model`, `rule`, `threshold`.
-
-    On the main model the cheapest of each family of what was calibrated (consistency, Hoeffding-Bentkus), if
-    it saves FLOPs, and static exits; on the other models the middle setting of each rule.
-    """
-    demands = {"consistency": stored.deltas}
-    guaranteed = calibrated(stored, model, demands, ["hoeffding_bentkus"]).assign(model=model)
-    cheaper = guaranteed[guaranteed.flops_share < 1]
-    chosen = best_of_families(cheaper, ["task", "delta"], "flops_share")
-    static = stored.select(model=model, rule="static")
-    others = []
-    for (_, of_model, _), of_rule in searched(stored, "test"):
-        if of_model != model:
-            others.append(of_rule.iloc[[len(of_rule) // 2]])
-    settings = pd.concat([rows[KEYS] for rows in (chosen, static, *others)])
-    return settings.drop_duplicates().reset_index(drop=True)

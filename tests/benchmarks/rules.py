@@ -42,7 +42,7 @@ from mee_utils.study.published_setting import (
 )
 from mee_utils.study.result_tables import KEEPS_IT, OF_OUTPUTS, read_manifest, read_measured, read_table
 from mee_utils.study.rivals import BASELINE
-from mee_utils.study.verdicts import keeping, timed, within_loss
+from mee_utils.study.verdicts import keeping, within_loss
 from mee_utils.tasks.loading import Task
 from mee_utils.training.rivals import kept_rivals, load_rival
 
@@ -106,30 +106,21 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 
 
 def kept(experiment: Experiment) -> Iterator[Setting]:
-    """The setting of each rule that keeps the score for certain, on test inputs: notebook 08's answer."""
+    """The setting of each rule that keeps the score for certain, on test inputs: notebook 08's answer.
+
+    Beside them, all fixed layers that keep it on average. Those that save no FLOPs are timed one output at a
+    time alone: in batches all of them would take hours.
+    """
     settings = experiment.profile.results
-    rows = certain(experiment.profile.name)
-    batches = (1, settings.batch_size)
+    settings_that_keep = [certain(experiment.profile.name), fixed_layers(experiment.profile.name)]
+    rows = pd.concat(settings_that_keep).drop_duplicates(["task", "rule", "threshold"])
     (model,) = experiment.models([MAIN_MODEL]).values()
     classifiers = trained(experiment, model, rows.rule)
     for task in load_tasks(experiment.profile, "test", settings.test):
-        labels, policies = labelled_policies(rows[rows.task == task.name], settings.model_dump(), classifiers)
-        yield Setting(model, task, labels, policies, settings.max_new_tokens, batches, all_inputs=True)
-
-
-def results(experiment: Experiment) -> Iterator[Setting]:
-    """What else notebook 08 speaks of (`study.verdicts.timed`); only the main model in batches."""
-    profile = experiment.profile
-    wanted = timed(read_measured(profile.name), MAIN_MODEL)
-    settings = profile.results
-    for name, model in experiment.models(wanted.model.unique()).items():
-        classifiers = trained(experiment, model, wanted[wanted.model == name].rule)
-        options = settings.model_dump() | {"exit_layer": profile.training.exit_layer(name, model.layers)}
-        batches = (1, settings.batch_size) if name == MAIN_MODEL else (1,)
-        for task in experiment.tasks(settings.examples).values():
-            rows = wanted[(wanted.model == name) & (wanted.task == task.name)]
-            labels, policies = labelled_policies(rows, options, classifiers)
-            yield Setting(model, task, labels, policies, settings.max_new_tokens, batches)
+        of_task = rows[rows.task == task.name]
+        for batch, timed_rows in ((1, of_task), (settings.batch_size, of_task[of_task.flops_share < 1])):
+            labels, policies = labelled_policies(timed_rows, settings.model_dump(), classifiers)
+            yield Setting(model, task, labels, policies, settings.max_new_tokens, (batch,), all_inputs=True)
 
 
 def published(experiment: Experiment) -> Iterator[Setting]:
@@ -216,9 +207,15 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
 
 @cache
 def certain(profile: str) -> pd.DataFrame:
-    """The last setting of each rule that keeps `QUALITY` for certain, if that saves FLOPs."""
+    """The setting of each rule that keeps `QUALITY` for certain, whether it saves FLOPs or not."""
     rows = keeping(read_measured(profile, MAIN_MODEL), MAIN_MODEL, QUALITY)
-    return rows[(rows.verdict == KEEPS_IT) & (rows.flops_share < 1)]
+    return rows[rows.verdict == KEEPS_IT]
+
+
+def fixed_layers(profile: str) -> pd.DataFrame:
+    """The layers at which all tokens can exit while the mean score stays at `QUALITY`."""
+    rows = read_measured(profile, MAIN_MODEL).rows(model=MAIN_MODEL, rule="static")
+    return rows[rows.retained >= QUALITY]
 
 
 def labelled_policies(
@@ -250,7 +247,6 @@ def drafts_by(policy: ExitPolicy) -> str:
 PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
     "reductions": reductions,
     "kept": kept,
-    "results": results,
     "published": published,
     "lossless": lossless,
     "drafts": drafts,

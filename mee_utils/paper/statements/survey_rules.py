@@ -1,9 +1,10 @@
 """Statements of the survey about its rules, compared with what 06 measures.
 
-Tables: `bench` (a row per rule) and `same` (pairs of rules).
+Tables: `bench` (a row per rule) and `same` (pairs of rules). Parameter: `layers` (depth of the decoder).
 """
 
 from ..statement import statement
+from .thresholds import check_exits
 
 
 @statement(
@@ -14,6 +15,7 @@ from ..statement import statement
     judged_by="score",
 )
 def exits_improve_the_score(results):
+    check_exits(results.bench.values("mean_exit_layer", model="calm", rule="patience"), results.layers)
     kept = results.bench.value("retained", model="calm", rule="patience")
     return f"{kept:.1%} of the full score", kept > 1
 

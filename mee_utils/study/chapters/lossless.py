@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from .. import figures
-from ..prose import listed, on_tasks, task_span
+from ..prose import listed, on_tasks, span, task_span
+from ..result_tables import outputs_to_repay
 from .wording import capitalized, percent_span, winners, without_source
 
 MAIN = "calm"
@@ -83,6 +84,21 @@ def _where_faster(speed: pd.Series, tasks: list[str]) -> str:
         return f"{where} ({others})"
     by = f"{where}, {task_span(faster, '.2f')} times as fast"
     return f"{by} ({others})" if others else by
+
+
+def planning_conclusion(timed: pd.DataFrame) -> str:
+    """How long planning takes, and after how many outputs the main model's drafts have made up for it."""
+    planned = timed.dropna(subset="planning_seconds")
+    if planned.empty:
+        return ""
+    seconds = span(planned.planning_seconds, "{:.0f}")
+    text = f"Planning takes {seconds} seconds per model, task and batch size, and is not part of these speeds"
+    first = planned.batch.min()
+    outputs = outputs_to_repay(planned[(planned.model == MAIN) & (planned.batch == first)])
+    if outputs.empty:
+        return f"{text}."
+    repaid = span(outputs, "{:,.0f}")
+    return f"{text}: at batch {first}, CALM's drafts have made up for it after {repaid} outputs."
 
 
 def _idle(others: pd.DataFrame, batch: int) -> str:

@@ -49,8 +49,7 @@ def in_one_batch(times: pd.DataFrame) -> pd.DataFrame:
 def four_ways(
     answer: pd.DataFrame, fixed: pd.DataFrame, verified: pd.DataFrame, quality: float
 ) -> pd.DataFrame:
-    """The fastest setting of each of `WAYS` that was timed, and of fixed layers the first that keeps the
-    quality: one row a task, batch size and way.
+    """The fastest setting of each of `WAYS` that was timed: one row a task, batch size and way.
 
     Args:
         answer: timed settings of rules that reliably keep the quality, from `verdicts.fastest`.
@@ -61,9 +60,8 @@ def four_ways(
     Half of the timing rounds choose the fastest (`ranked`), the speeds are those of the other half.
     """
     kinds = answer.rule.map(KIND_OF).fillna(OTHER_RULES)
-    good = fixed[fixed.retained >= quality].sort_values("threshold")  # which is the layer
     of_ways = [
-        good.drop_duplicates(["task", "batch"]).assign(way=FIXED_LAYER),
+        fixed[fixed.retained >= quality].assign(way=FIXED_LAYER),
         answer[kinds == OTHER_RULES].assign(way=ONE),
         answer[kinds == SEVERAL].assign(way=SEVERAL),
         verified.assign(way=VERIFIED, retained=1.0),
@@ -84,13 +82,12 @@ def absent_ways(
 ) -> dict[tuple[str, str], str]:
     """(task, way) that was not timed one output at a time -> the text in its place.
 
-    "none": no rule of that kind keeps the quality reliably and saves FLOPs; `certain` has those that keep it.
+    "none": no rule of that kind keeps the quality reliably; `certain` has those that keep it.
     """
     single = ways[ways.batch == 1]
     drawn = set(zip(single.task, single.way, strict=True))
-    saving = certain[certain.flops_share < 1]
-    kinds = saving.rule.map(KIND_OF).fillna(OTHER_RULES).replace({OTHER_RULES: ONE})
-    safe = set(zip(saving.task, kinds, strict=True))
+    kinds = certain.rule.map(KIND_OF).fillna(OTHER_RULES).replace({OTHER_RULES: ONE})
+    safe = set(zip(certain.task, kinds, strict=True))
     absent = {}
     for task in tasks:
         for way in WAYS:
