@@ -7,7 +7,8 @@ the most memory, and counted operations. What the whole run takes is an estimate
 operations, times the ratio of the work of all examples and tokens there to that of these few. The work of an
 example is our own count (`models/costs.py`, and the encoder); PyTorch's of an example is the same.
 
-Random weights say nothing about quality, and write outputs of full length, as few trained models do.
+Random weights say nothing about quality, and write outputs of full length, as few trained models do. Where
+they score 0 on a task, measuring stops with one line, and so do the notebooks that rest on it.
 """
 
 import argparse
@@ -52,6 +53,8 @@ SUMMARIES = {  # the columns of a corpus, where they are not those of the synthe
     "cnn_dailymail": ("article", "highlights"),
     "big_patent": ("description", "abstract"),
 }
+LEAST_EXAMPLES = 5  # that notebooks take as `limit`
+LEAST_TOKENS = 8  # and as `max_new_tokens`
 CANDIDATES = 2  # thresholds of a rule that are tried
 TOKENS_OF_CLASSIFIERS = 50  # that each learns from
 ROWS = {"train": 40, "validation": 16, "test": 16}
@@ -478,6 +481,10 @@ def main(arguments):
         os.environ["UNCOUNTED"] = "1"
     if not isinstance(load_profile(options.profile).training.base, Checkpoint):
         print(f"error: profile {options.profile} reads nothing from the hub.", file=sys.stderr)
+        return 2
+    if options.examples < LEAST_EXAMPLES or options.tokens < LEAST_TOKENS:
+        needed = f"--examples {LEAST_EXAMPLES} and --tokens {LEAST_TOKENS}, or more"
+        print(f"error: notebooks need {needed}.", file=sys.stderr)
         return 2
     lengths = {"tokens": options.tokens, "source_tokens": options.source_tokens, "examples": options.examples}
     with tempfile.TemporaryDirectory(prefix="mee-") as temporary:

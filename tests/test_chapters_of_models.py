@@ -723,6 +723,16 @@ def test_a_rule_drafts_at_the_mean_of_its_layers_weighted_by_its_drafts():
     )
 
 
+def test_a_model_that_scores_0_keeps_nothing_that_could_be_told():
+    """A rehearsal on random weights ended in a traceback of pandas."""
+    layer = {"model": "calm", "task": TASKS[0], "layer": 3, "confidence": 0.9, "accuracy": 0.5}
+    kept = {"model": "calm", "task": TASKS[0], "retained": np.nan, "low": np.nan, "high": np.nan}
+    said = ranks.minimum_conclusion(pd.DataFrame([layer]), pd.DataFrame([kept]))
+    assert said.endswith("(confidence 0.90, agreement 0.50).")
+    measured = pd.DataFrame([kept | {"retained": 0.95, "low": 0.9, "high": 1.0}])
+    assert "CALM keeps 95%" in ranks.minimum_conclusion(pd.DataFrame([layer]), measured)
+
+
 def test_planning_is_repaid_where_drafts_are_faster():
     rows = [
         {"model": "calm", "batch": 1, "rule": "fixed", "samples_speed": 2.0, "planning_seconds": 30.0},

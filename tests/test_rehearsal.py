@@ -212,6 +212,12 @@ def test_the_page_on_profiles_states_what_the_sizes_give():
     assert all(f"`{name}`" in table for name in names)
 
 
+@pytest.mark.parametrize("too_few", [["--examples", "3"], ["--tokens", "6"]])
+def test_less_than_notebooks_take_is_refused_at_once(too_few, capsys):
+    assert rehearsal.main(too_few) == 2
+    assert capsys.readouterr().err == "error: notebooks need --examples 5 and --tokens 8, or more.\n"
+
+
 def test_a_profile_without_the_hub_has_nothing_to_rehearse(capsys):
     assert rehearsal.main(["--profile", "small"]) == 2
     assert capsys.readouterr().err == "error: profile small reads nothing from the hub.\n"

@@ -123,7 +123,7 @@ def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
         f"{figures.label(worst.model)} on {figures.label(worst.task)} (confidence {worst.confidence:.2f}, "
         f"agreement {worst.accuracy:.2f})."
     )
-    calm = of_calm(by_rule)
+    calm = of_calm(by_rule).dropna(subset="retained")  # NaN: it scores 0 at full depth
     if calm.empty:
         return text
     least = calm.loc[calm.retained.idxmin()]
