@@ -149,18 +149,17 @@ conclude(*rivals.rivals_conclusion(beside_vanilla, equal_cost, quality))
 # A rule keeps its quality *reliably* if the lower end of a paired 95 % interval reaches 99 % of the full score. Its
 # settings are tested on the test examples one after the other, in an order that validation examples fix, as long as
 # they pass, so a setting that keeps less passes with a probability of at most 2.5 %, however many are tested. Of those
-# that pass, the one with the fewest FLOPs on validation examples is timed (in batches, if it saves FLOPs). The fastest of each kind is drawn with its
-# range over the rounds: filled, one output at a time; hollow, in batches. Half of the rounds rank the rules, and the
-# other half is drawn, so that no rule is ranked and drawn by the same measurements.
+# that pass, the one with the fewest FLOPs on validation examples is timed; in batches, only if it saves FLOPs. The
+# fastest of each kind is drawn with its range over the rounds: filled, one output at a time; hollow, in batches. Half
+# of the rounds rank the rules, and the other half is drawn, so that no rule is ranked and drawn by the same measurements.
 
 # %% tags=["hide-input"]
 kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_percent")
 certain = kept[kept.verdict == result_tables.KEEPS_IT]
 kept_times = result_tables.read_timings("kept", certain, name)
 answer = verdicts.fastest(kept_times)
-fixed = speed.timed_layers(
-    stored, main, result_tables.read_timings("kept", stored.select(model=main, rule="static"), name)
-)
+layers = stored.rows(model=main, rule="static")[["task", "model", "rule", "threshold", "retained"]]
+fixed = result_tables.read_timings("kept", layers, name)
 wanted = pd.DataFrame({"task": tasks, "model": main})
 verified = speed.in_one_batch(result_tables.read_timings("lossless", wanted, name))
 ways = speed.four_ways(answer, fixed, verified, quality)

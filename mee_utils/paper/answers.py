@@ -74,7 +74,7 @@ def price(stored: StoredTables) -> pd.DataFrame:
     for row in shallow_decoders(stored).itertuples():
         cell = f"{row.decoder_layers} layers: {row.kept:.0%}, {row.relative_flops:.0%}"
         table.loc[
-            (row.profile, row.task), "decoder trained shallow: share of vanilla's score (first seed), FLOPs"
+            (row.profile, row.task), "shallow decoder: share of vanilla's score (first seed), FLOPs"
         ] = cell
     return table.reset_index().fillna("not trained")
 

@@ -63,7 +63,7 @@ def at_full_quality(stored: StoredTables) -> pd.DataFrame:
     rules = rules.merge(timed[[*keys, "speed"]], on=keys, how="left")
     speeds = rules.speed.map(", {:.2f}×".format, na_action="ignore").fillna("")
     shares = rules.flops_share.map("{:.0%}".format)
-    return _by_rule(rules.assign(cell=quality_cells(rules, shares + speeds, speeds)), stored)
+    return _by_rule(rules.assign(cell=quality_cells(rules, shares + speeds, "no saving" + speeds)), stored)
 
 
 def at_a_mean(stored: StoredTables) -> pd.DataFrame:
@@ -97,12 +97,10 @@ def _scored(rule: Rule) -> str:
     return published if rule.prune_last_layer else whole
 
 
-def quality_cells(rules: pd.DataFrame, saving: Sequence[str], speeds: Sequence[str] = ()) -> np.ndarray:
-    """What is said of rules that should keep 99 % of the score: of those that save FLOPs, `saving`.
-
-    `speeds` are added to "no saving": such rules may save time.
-    """
-    not_saving = [f"no saving{speed}" for speed in speeds] if len(speeds) else "no saving"
+def quality_cells(
+    rules: pd.DataFrame, saving: Sequence[str], not_saving: Sequence[str] | str = "no saving"
+) -> np.ndarray:
+    """What is said of rules that should keep 99 % of the score; `saving` of those that save FLOPs."""
     choices = [rules.verdict == UNDECIDED, rules.verdict != KEEPS_IT, rules.flops_share >= 1]
     return np.select(choices, ["not certain", "loses more", not_saving], saving)
 

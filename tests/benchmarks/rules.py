@@ -28,7 +28,7 @@ from mee_utils.study.catalogue import (
     target_of,
 )
 from mee_utils.study.experiment import Experiment
-from mee_utils.study.headline import QUALITY
+from mee_utils.study.headline import QUALITY, settings_that_decide_alone
 from mee_utils.study.inputs import load_tasks, weights_digest
 from mee_utils.study.profiles import load_profile
 from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
@@ -106,14 +106,12 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 
 
 def kept(experiment: Experiment) -> Iterator[Setting]:
-    """The setting of each rule that keeps the score for certain, on test inputs: notebook 08's answer.
+    """What keeps the score (`headline.settings_that_decide_alone`), on test inputs: notebook 08's answer.
 
-    Beside them, all fixed layers that keep it on average. Those that save no FLOPs are timed one output at a
-    time alone: in batches all of them would take hours.
+    Settings that save no FLOPs are timed one output at a time alone: in batches all of them would take hours.
     """
     settings = experiment.profile.results
-    settings_that_keep = [certain(experiment.profile.name), fixed_layers(experiment.profile.name)]
-    rows = pd.concat(settings_that_keep).drop_duplicates(["task", "rule", "threshold"])
+    rows = deciding_alone(experiment.profile.name)
     (model,) = experiment.models([MAIN_MODEL]).values()
     classifiers = trained(experiment, model, rows.rule)
     for task in load_tasks(experiment.profile, "test", settings.test):
@@ -207,15 +205,16 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
 
 @cache
 def certain(profile: str) -> pd.DataFrame:
-    """The setting of each rule that keeps `QUALITY` for certain, whether it saves FLOPs or not."""
+    """The setting of each rule that keeps `QUALITY` for certain, if that saves FLOPs."""
     rows = keeping(read_measured(profile, MAIN_MODEL), MAIN_MODEL, QUALITY)
-    return rows[rows.verdict == KEEPS_IT]
+    return rows[(rows.verdict == KEEPS_IT) & (rows.flops_share < 1)]
 
 
-def fixed_layers(profile: str) -> pd.DataFrame:
-    """The layers at which all tokens can exit while the mean score stays at `QUALITY`."""
-    rows = read_measured(profile, MAIN_MODEL).rows(model=MAIN_MODEL, rule="static")
-    return rows[rows.retained >= QUALITY]
+def deciding_alone(profile: str) -> pd.DataFrame:
+    """`headline.settings_that_decide_alone` of the stored measurements."""
+    stored = read_measured(profile, MAIN_MODEL)
+    kept = keeping(stored, MAIN_MODEL, QUALITY)
+    return settings_that_decide_alone(kept, stored.rows(model=MAIN_MODEL, rule="static"))
 
 
 def labelled_policies(

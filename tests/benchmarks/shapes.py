@@ -74,8 +74,7 @@ class Trained:
     @cached_property
     def kept(self) -> list[tuple[dict, Outputs]]:
         """The cheapest setting of each family that keeps the score for certain and saves FLOPs; its exits."""
-        rows = certain(self.experiment.profile.name)
-        best = best_of_families(rows[rows.flops_share < 1], ["task"], "flops_share")
+        best = best_of_families(certain(self.experiment.profile.name), ["task"], "flops_share")
         classifiers = trained(self.experiment, self.model, best.rule)
         options = self.settings.model_dump()
         length = self.settings.max_new_tokens

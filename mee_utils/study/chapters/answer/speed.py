@@ -8,7 +8,6 @@ import pandas as pd
 
 from ... import figures
 from ...prose import listed, on_tasks, task_span
-from ...result_tables import Measured
 from ...verdicts import FIXED_LAYER, KIND_OF, OTHER_RULES, SEVERAL
 
 ONE = "rules over one layer"
@@ -32,13 +31,6 @@ CHOSEN = NAMES | {  # where each stands for its kind: of several rules, the fast
     SEVERAL: "the fastest rule over several layers",
 }
 SPEEDS = ["speed", "lowest", "highest"]
-
-
-def timed_layers(stored: Measured, model: str, times: pd.DataFrame) -> pd.DataFrame:
-    """Timed settings of fixed layers of a model, with the share of the score that each keeps on average."""
-    kept = stored.rows(model=model, rule="static")[["task", "threshold", "retained"]]
-    static = times[times.rule == "static"].drop(columns="retained", errors="ignore")
-    return static.merge(kept, on=["task", "threshold"])
 
 
 def in_one_batch(times: pd.DataFrame) -> pd.DataFrame:
