@@ -47,8 +47,8 @@ COLOURS = {
     VERIFIED: figures.STYLES["verified"].colour,
 }
 NOTE = (
-    "bars: median speed, of the rule that is fastest in other timing runs; black lines: from the slowest run "
-    "to the fastest"
+    "bars: median speed, of the setting that is fastest in other timing runs; black lines: from the slowest "
+    "run to the fastest (verified: all runs on the same inputs; others: each on its own)"
 )
 ROOM_FOR_VALUES = 0.35  # at the right of a panel, in its units
 SETTING = ["task", "model", "rule", "threshold", "retained", "low", "flops_share"]
