@@ -304,15 +304,19 @@ class CheckpointsByTask:
     """What `rules` reads of an experiment whose models are one checkpoint a task."""
 
     profile = SimpleNamespace(
-        name="published", results=SimpleNamespace(examples=2, max_new_tokens=4, batch_size=2)
+        name="published", results=SimpleNamespace(examples=2, test=2, max_new_tokens=4, batch_size=2)
     )
     model_names = backbones = ("base", "vanilla")
 
     def __init__(self, tasks):
         self.by_name = tasks
 
-    def tasks(self, limit):
-        return self.by_name
+    def tasks(self, limit=None, part="held_out"):
+        """Planning on what is timed would choose what is fast on it."""
+        return {
+            name: SimpleNamespace(name=name, inputs=[part] * len(task.inputs))
+            for name, task in self.by_name.items()
+        }
 
     def model(self, name, task):
         return SimpleNamespace(name=name, task=task, network=SimpleNamespace(float=lambda: None))
@@ -325,10 +329,18 @@ def test_a_task_is_timed_with_its_own_checkpoint(part, monkeypatch):
     complete = pd.DataFrame({"model": ["base", "vanilla"], "reduction": ["unpruned"] * 2})
     monkeypatch.setattr(rules, "read_table", lambda *_: complete)
     monkeypatch.setattr(rules, "read_manifest", lambda *_: {"parameters": settings})
-    monkeypatch.setattr(rules, "plan_drafts", lambda *_, **__: DraftPlan(None, 1.0, 1.0, 0, 0.0))
+    planned_on = []
+
+    def plan(model, inputs, **_):
+        planned_on.append(inputs)
+        return DraftPlan(None, 1.0, 1.0, 0, 0.0)
+
+    monkeypatch.setattr(rules, "plan_drafts", plan)
     monkeypatch.setattr(rules, "describe_plan", lambda plan: {"expected": plan.expected})
     tasks = {name: SimpleNamespace(name=name, inputs=["a"]) for name in ("translation", "summarization")}
+    monkeypatch.setattr(rules, "load_tasks", lambda *_: list(tasks.values()))
     timed_settings = list(rules.PARTS[part](CheckpointsByTask(tasks)))
+    assert all(inputs == ["choices"] for inputs in planned_on) and bool(planned_on) == (part == "lossless")
     assert all(setting.model.task == setting.task.name for setting in timed_settings)
     pairs = {(setting.model.name, setting.task.name) for setting in timed_settings}
     assert len(pairs) == 4 and len(timed_settings) == 4 * (len(rules.BATCHES) if part == "lossless" else 1)

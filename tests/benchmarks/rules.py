@@ -147,15 +147,20 @@ def published(experiment: Experiment) -> Iterator[Setting]:
 
 
 def lossless(experiment: Experiment) -> Iterator[Setting]:
-    """Drafts planned for each model, task and batch (`decoding.planning`); full depth where they lose."""
+    """Drafts planned for each model, task and batch (`decoding.planning`); full depth where they lose.
+
+    They are planned on examples for choices, and timed on test inputs, as exit rules are (`kept`).
+    """
     settings = experiment.profile.results
-    tasks = experiment.tasks(settings.examples)
-    for name, task, batch in product(experiment.backbones, tasks.values(), BATCHES):
+    length = settings.max_new_tokens
+    planned_on = experiment.tasks(part="choices")
+    tasks = load_tasks(experiment.profile, "test", settings.test)
+    for name, task, batch in product(experiment.backbones, tasks, BATCHES):
         model = experiment.model(name, task.name)
         model.network.float()
-        plan = plan_drafts(model, task.inputs, max_new_tokens=settings.max_new_tokens, batch_size=batch)
+        plan = plan_drafts(model, planned_on[task.name].inputs, max_new_tokens=length, batch_size=batch)
         labels = pd.DataFrame([describe_plan(plan)])
-        yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
+        yield Setting(model, task, labels, [plan.policy], length, (batch,), all_inputs=True)
 
 
 def describe_plan(plan: DraftPlan) -> dict:
