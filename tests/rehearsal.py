@@ -7,8 +7,8 @@ the most memory, and counted operations. What the whole run takes is an estimate
 operations, times the ratio of the work of all examples and tokens there to that of these few. The work of an
 example is our own count (`models/costs.py`, and the encoder); PyTorch's of an example is the same.
 
-Random weights say nothing about quality, and write outputs of full length, as few trained models do. Where
-they score 0 on a task, measuring stops with one line, and so do the notebooks that rest on it.
+Random weights say nothing about quality, and write outputs of full length, as few trained models do. Here
+they write words that end every reference, so that no score is 0 and everything that compares scores runs.
 """
 
 import argparse
@@ -55,6 +55,11 @@ SUMMARIES = {  # the columns of a corpus, where they are not those of the synthe
 }
 LEAST_EXAMPLES = 5  # that notebooks take as `limit`
 LEAST_TOKENS = 8  # and as `max_new_tokens`
+WORDS = ("home", "more", "most", "found", "lost", "two")  # that random weights write, and references end with
+LENGTH = 2.0  # of the embedding that begins outputs
+LONGER = 1.5  # are the embeddings of `WORDS` than that one
+DIFFERENCE = 0.1  # what is left of the differences between them
+LEARNING_RATE = 1e-9  # so low that trained models write `WORDS` too
 CANDIDATES = 2  # thresholds of a rule that are tried
 TOKENS_OF_CLASSIFIERS = 50  # that each learns from
 ROWS = {"train": 40, "validation": 16, "test": 16}
@@ -79,7 +84,7 @@ def made_tokenizer():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    words = set()
+    words = {f"▁{word}" for word in WORDS}
     for task in ("question_answering", "summarization", "translation"):
         for example in itertools.islice(examples(task, "train"), 200):
             words |= {f"▁{word}" for word in f"{example.source} {example.target}".split()}
@@ -104,8 +109,11 @@ def made_tokenizer():
     )
 
 
-def write_checkpoint(folder, checkpoint, shape, seed=0):
-    """Random weights at the true shape of a checkpoint, or at a small one, without a tokenizer."""
+def write_checkpoint(folder, checkpoint, shape, tokenizer, seed=0):
+    """Random weights at the true shape of a checkpoint, or at a small one, without a tokenizer.
+
+    Every output consists of `WORDS`, so that it scores more than 0.
+    """
     import torch
     from transformers import (
         LongT5Config,
@@ -126,35 +134,67 @@ def write_checkpoint(folder, checkpoint, shape, seed=0):
             network = LongT5ForConditionalGeneration(config)
         else:
             network = T5ForConditionalGeneration(T5Config(**common))
+    prefer(network, [tokenizer(word, add_special_tokens=False).input_ids[-1] for word in WORDS])
     network.to(torch.bfloat16).save_pretrained(folder)
 
 
-def corpus_rows(task, corpus, split):
-    """Synthetic examples in the columns that a corpus has on the hub."""
+def prefer(network, ids):
+    """Makes a random network write `ids`, by turns.
+
+    A state is near the embedding of its token, and logits are products of states and embeddings: a random
+    network repeats its token, which is at first the one that begins outputs. Here this one's embedding is
+    long, and `ids` have nearly the same one, a little longer; which of them wins is up to the layers.
+    """
+    import torch
+
+    inputs = network.get_input_embeddings().weight
+    outputs = network.get_output_embeddings().weight  # the same, or LongT5's own
+    with torch.no_grad():
+        inputs[network.config.decoder_start_token_id] *= LENGTH
+        start = inputs[network.config.decoder_start_token_id].clone()
+        for rows in (inputs,) if outputs is inputs else (inputs, outputs):
+            rows[ids] = LONGER * start + DIFFERENCE * rows[ids]
+
+
+def corpus_rows(task, corpus, split, tokens):
+    """Synthetic examples in the columns that a corpus has on the hub; references end with `WORDS`.
+
+    Answers count if they are exact: further ones are one of `WORDS`, `tokens` times.
+    """
     columns = SUMMARIES.get(corpus.source.rpartition("/")[2])
+    ending = " " + " ".join(WORDS)
     for example in itertools.islice(examples(task, split), ROWS[split]):
         row = dict(example.columns)
-        if task == "translation":
-            yield {"translation": dict(zip(corpus.languages, row["translation"].values(), strict=True))}
-        elif columns:
-            yield dict(zip(columns, row.values(), strict=True))
+        if task == "question_answering":
+            texts = [text + ending for text in row["answers"]["text"]]
+            texts += [" ".join([word] * tokens) for word in WORDS]
+            yield {**row, "answers": {"text": texts, "answer_start": [-1] * len(texts)}}
+        elif task == "translation":
+            source, target = row["translation"].values()
+            yield {"translation": dict(zip(corpus.languages, (source, target + ending), strict=True))}
         else:
-            yield row
+            names = columns or tuple(row)
+            document, summary = row.values()
+            yield dict(zip(names, (document, summary + ending), strict=True))
 
 
-def write_hub(root, profile, shape, tokenizer):
-    """Everything that a profile asks the hub for. All checkpoints have the same weights."""
+def write_hub(root, profile, shape, tokenizer, tokens):
+    """Everything that a profile asks the hub for: corpora, and checkpoints that all have the same weights.
+
+    Args:
+        tokens: how many an output has.
+    """
     for task, corpus in profile.corpora.items():
         for split in ROWS:
             folder = root / "datasets" / corpus.source / COMMIT / (corpus.folder or "data") / split
             folder.mkdir(parents=True)
-            table = pd.DataFrame(list(corpus_rows(task, corpus, split)))
+            table = pd.DataFrame(list(corpus_rows(task, corpus, split, tokens)))
             table.to_parquet(folder / "0000.parquet")
     training = profile.training
     ids = {each.checkpoint for name in training.models for each in training.checkpoints(name).values()}
     base = training.base.checkpoint
     weights = root / "weights"
-    write_checkpoint(weights, base, shape)
+    write_checkpoint(weights, base, shape, tokenizer)
     for checkpoint in ids:
         folder = root / "models" / checkpoint / COMMIT
         folder.mkdir(parents=True)
@@ -172,6 +212,7 @@ def few(content, examples, tokens, source_tokens, layers):
     for backbone in content["training"]["backbones"].values():
         if "examples" in backbone:
             backbone["examples"] = dict.fromkeys(backbone["examples"], examples)
+            backbone["learning_rate"] = LEARNING_RATE
     content["classifiers"]["tokens"] = TOKENS_OF_CLASSIFIERS
     content["results"].update(
         examples=examples,
@@ -288,7 +329,7 @@ def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, not
     any, and each notebook.
     """
     settings = load_profile(profile)
-    write_hub(folder / "hub", settings, shape, t5_tokenizer())
+    write_hub(folder / "hub", settings, shape, t5_tokenizer(), tokens)
     clone = papers.Clone(folder)
     layers = json.loads((folder / "hub/weights/config.json").read_text())["num_decoder_layers"]
     clone.edit(lambda content: few(content, examples, tokens, source_tokens, layers), profile)

@@ -25,10 +25,11 @@ def registered(tmp_path_factory):
     """A clone in which the models were fetched and measured, and what the command said."""
     folder = tmp_path_factory.mktemp("rehearsal")
     profile = load_profile(NAME)
-    rehearsal.write_hub(folder / "hub", profile, "small", rehearsal.t5_tokenizer())
+    tokenizer = rehearsal.t5_tokenizer()
+    rehearsal.write_hub(folder / "hub", profile, "small", tokenizer, LENGTHS["tokens"])
     other = folder / "hub/models/jvelja/t5-IWSLT" / rehearsal.COMMIT
     shutil.rmtree(other)
-    rehearsal.write_checkpoint(other, "jvelja/t5-IWSLT", "small", seed=1)
+    rehearsal.write_checkpoint(other, "jvelja/t5-IWSLT", "small", tokenizer, seed=1)
     clone = papers.Clone(folder)
 
     def change(content):
