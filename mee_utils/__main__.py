@@ -253,7 +253,7 @@ def new_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True)
     profile = profile_options()
     running = Parser(add_help=False, parents=[profile])
-    running.add_argument("--cores", type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time")
+    running.add_argument("--cores", type=int, help="jobs at a time, also on a GPU")
 
     def add(function, parent: Parser | None = None) -> argparse.ArgumentParser:
         parents = [parent] if parent else []

@@ -94,3 +94,13 @@ def test_force_deletes_nothing_before_it_can_be_made_again(tmp_path, monkeypatch
     of_small.mkdir(parents=True)
     command("small", None, 1, force=True)
     assert not of_small.exists()
+
+
+def test_a_gpu_gets_one_job_at_a_time_unless_somebody_asks_for_more(tmp_path, monkeypatch):
+    paper = load_profile("paper")
+    monkeypatch.setattr(pipeline, "NVIDIA", tmp_path / "nvidiactl")
+    assert pipeline._at_a_time(paper, 14) == ["--cores", "14"], "there is no GPU"
+    pipeline.NVIDIA.touch()
+    assert pipeline._at_a_time(paper, None)[2:] == ["--resources", "gpu=1"]
+    assert pipeline._at_a_time(paper, 14) == ["--cores", "14", "--resources", "gpu=14"]
+    assert pipeline._at_a_time(load_profile("small"), 2) == ["--cores", "2"], "small computes on the CPU"

@@ -32,11 +32,13 @@ GO_ON = "What had finished is kept: run the same command again."
 SNAKEFILE = ROOT / "notebooks" / "Snakefile"
 BY_RECORDS = ("--rerun-triggers", "params")  # times of files decide nothing: `study.freshness` does
 QUIET = ("--quiet", "all")  # jobs say what they do, in a line each
+MOST_JOBS = 4  # at a time, if nobody says how many
+NVIDIA = Path("/dev/nvidiactl")  # is there where a GPU is
 TO_END = 10  # seconds that an interrupted pipeline has to end by itself
 
 
 def make(
-    target: str, profile: str, data: str | None, cores: int, *config: str, anew: Sequence[Path] = ()
+    target: str, profile: str, data: str | None, cores: int | None, *config: str, anew: Sequence[Path] = ()
 ) -> None:
     """Makes a rule of the Snakefile up to date.
 
@@ -44,7 +46,7 @@ def make(
         target: the rule.
         profile: the name of a profile, or its file.
         data: the folder that stands for `{data}` in the profile.
-        cores: how many jobs run at a time, at most (on a GPU one).
+        cores: how many jobs run at a time, at most; None: as many as processors, up to 4, and one on a GPU.
         config: further settings of the Snakefile, as "force=1".
         anew: folders to delete, once nothing stands in the way of making their contents again.
 
@@ -54,16 +56,26 @@ def make(
     settings = load_profile(profile, data)
     _check(settings, cores)
     command = [sys.executable, "-m", "snakemake", target, "--snakefile", str(SNAKEFILE)]
-    command += ["--directory", str(build_root()), "--cores", str(cores), "--scheduler", "greedy"]
+    command += ["--directory", str(build_root()), *_at_a_time(settings, cores), "--scheduler", "greedy"]
     command += ["--rerun-incomplete", *BY_RECORDS]
-    if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
-        command += ["--resources", "gpu=1"]
     command += ["--config", f"profile={profile}", f"data={data or ''}", *config]
     with _the_only_pipeline(build_root()) as lock:
         for folder in anew:
             shutil.rmtree(folder, ignore_errors=True)
         if _run([*command, *QUIET], lock):
             raise MeeError(f"{_what_failed(command)} {GO_ON}")
+
+
+def _at_a_time(profile: Profile, cores: int | None) -> list[str]:
+    """How many jobs run at a time, as options of Snakemake.
+
+    On a GPU, jobs wait for the host most of the time, so that many can share one; but its memory is not
+    known here, and each takes some of it: more than one at a time is only run where somebody asks for it.
+    """
+    options = ["--cores", str(cores or min(MOST_JOBS, os.cpu_count() or 1))]
+    if profile.device != "cpu" and NVIDIA.exists():
+        options += ["--resources", f"gpu={cores or 1}"]
+    return options
 
 
 def _what_failed(command: list[str]) -> str:
@@ -79,9 +91,9 @@ def _what_failed(command: list[str]) -> str:
     return f"Snakemake could not go on: {' '.join(reason)}."
 
 
-def _check(profile: Profile, cores: int) -> None:
+def _check(profile: Profile, cores: int | None) -> None:
     """Says before anything runs what would fail after hours."""
-    if cores < 1:
+    if cores is not None and cores < 1:
         raise MeeError(f"--cores {cores}: give 1 or more.")
     for task in profile.corpora:
         profile.source(task)  # says what is missing
@@ -153,7 +165,7 @@ def _remove_partial_files(root: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
+def reproduce(profile: str, data: str | None, cores: int | None, force: bool) -> Path:
     """Makes everything stale of a profile, or with `force` everything; returns the folder of the results."""
     settings = load_profile(profile)
     parts = ("records", "traces", "classifiers") if force else ()
@@ -161,7 +173,7 @@ def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
     return output_root() / settings.name
 
 
-def measure(profile: str, data: str | None, cores: int, force: bool) -> Path:
+def measure(profile: str, data: str | None, cores: int | None, force: bool) -> Path:
     """Measures what is not stored of a profile, or with `force` everything; returns the tables' folder."""
     settings = load_profile(profile)
     if MAIN_MODEL not in settings.training.backbones:
