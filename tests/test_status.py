@@ -414,6 +414,14 @@ def test_what_this_run_has_not_made_is_read_beside_the_package(tmp_path, monkeyp
     assert "results measured" in result_tables.inputs_of("small")
 
 
+def test_a_notebook_that_is_run_before_measuring_says_what_to_run():
+    """05 ended in a traceback: there was no table of what exit classifiers learn from how many tokens."""
+    with pytest.raises(MeeError, match="is missing: run make measure PROFILE=paper") as error:
+        result_tables.read_measurements("paper", "learning")
+    assert "\n" not in str(error.value)
+    assert result_tables.measured_before("paper", "learning") is None
+
+
 def test_a_number_is_traced_to_the_cell_that_printed_it(run):
     """Also where its name is put together there, or stands in other cells too."""
     source = notebook_files.read_source(NAME).cells

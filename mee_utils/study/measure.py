@@ -31,7 +31,7 @@ from .inputs import load_tasks, weights_digest
 from .jobs import ALL, Job, measurements
 from .learned_from import learned_from
 from .profiles import Profile
-from .result_tables import MEASURED, read_measurements
+from .result_tables import MEASURED, measured_before
 from .results import Run, output_root, staged
 
 # What decoding bisects to, for each column of `summary` its largest value: the mean consistency loss; the
@@ -93,7 +93,7 @@ def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) 
     else:
         of_kind = {"fresh": FreshDecoder, "oracle": OracleDecoder}
         decoder = of_kind.get(job.kind, RuleDecoder)(experiment, job)
-        _run_rules(decoder, path, None if anew else read_measurements(profile.name, job.name))
+        _run_rules(decoder, path, None if anew else measured_before(profile.name, job.name))
     return path
 
 

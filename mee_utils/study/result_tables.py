@@ -98,7 +98,19 @@ def read_full_depth(profile: str) -> pd.DataFrame:
 
 
 def read_measurements(profile: str, name: str) -> pd.DataFrame | None:
-    """Stored measurements of a profile, one row per example of a setting; `name` as in `jobs.Job.name`."""
+    """Stored measurements of a profile, one row per example of a setting; `name` as in `jobs.Job.name`.
+
+    None: the profile has no such measurement, as one of finite corpora has no fresh examples.
+
+    Raises:
+        MeeError: nothing was measured for this profile.
+    """
+    _stored(profile, MEASURED, "manifest.json")
+    return measured_before(profile, name)
+
+
+def measured_before(profile: str, name: str) -> pd.DataFrame | None:
+    """The same as `read_measurements`; None also where nothing was measured yet."""
     path = _stored(profile, MEASURED, f"{name}.parquet", needed=False)
     return pd.read_parquet(path) if path else None
 
