@@ -1,6 +1,9 @@
 """Statements of the papers on tables in which they are true, false, or cannot be tested."""
 
+import ast
+import inspect
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -336,6 +339,24 @@ def test_a_statement_is_judged_by_what_it_says_and_by_time_only_with_the_clock(n
         assert not unknown, f"{each.claim}: name in QUANTITIES what {unknown} measure"
         if words.search(each.quote.replace("their speed is judged in 08", "").replace("three times", "")):
             assert each.judged_by == "time" or "ten times" in each.quote, each.claim
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_its_notebook_gives_what_a_statement_looks_at(notebook):
+    """A wrong name of a table showed only when the notebook ran."""
+    cells = (ROOT / "notebooks" / f"{notebook}.py").read_text(encoding="utf-8")
+    for module in {each.compare.__module__ for each in statements_of(notebook)}:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+        of_results = [
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "results"
+        ]
+        assert of_results
+        for name in of_results:
+            assert re.search(rf'"{name}"|\b{name}=', cells), f"{module}: {notebook} gives no {name}"
 
 
 def test_a_statement_on_flops_that_reads_the_clock_is_refused_and_so_is_the_reverse():

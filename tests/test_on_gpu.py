@@ -58,7 +58,8 @@ def policies(model):
     for name, measure in MEASURES.items():
         threshold = {}
         if measure.has_threshold:
-            threshold = {"threshold": 1 if measure.integer_threshold else 0.1}
+            level = 1 if measure.integer_threshold else 0.1
+            threshold = {"threshold": float(np.clip(level, *measure.range))}
         yield name, ExitPolicy(name, min_layer=1, **threshold)
     for kind in CLASSES:
         classifier = new_classifier(kind, width, **{size: sizes[size] for size in SIZED.get(kind, ())})

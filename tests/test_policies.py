@@ -13,9 +13,20 @@ from conftest import FAMILIES, INPUTS, LENGTH, build_lively, confidences
 from reference import counted_and_profiled
 from test_decoder import forced, random_exits
 
-from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, load_trace, replay, trace
+from mee_utils import (
+    ExitPolicy,
+    ForcedExits,
+    Measure,
+    MeeError,
+    calibrate,
+    explore,
+    generate,
+    load_trace,
+    replay,
+    trace,
+)
 from mee_utils.analysis.comparison import agreement
-from mee_utils.analysis.threshold_choice import sweep
+from mee_utils.analysis.threshold_choice import candidates, sweep
 from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder
@@ -396,9 +407,12 @@ def traced(tokenizer):
     return model, trace(model, INPUTS, max_new_tokens=LENGTH)
 
 
-@pytest.mark.parametrize("name", ["softmax_margin", "max_probability", "hidden_similarity", "rising_top1"])
+@pytest.mark.parametrize("name", sorted({*measures.MEASURES} - {"oracle", "static"}))
 def test_confidences_while_decoding_are_those_of_the_trace(lively, name):
-    """Nobody exits, so that every layer is seen; then what the loop saw is what the trace keeps."""
+    """Nobody exits, so that every layer is seen; then what the loop saw is what the trace keeps.
+
+    A measure that works on tensors alone fails here; the oracle asks for later layers, "static" for none.
+    """
     seen, kind = {}, measures.MEASURES[name]
 
     class Spy(kind):
@@ -802,3 +816,42 @@ def test_forced_exits_run_all_layers_where_their_list_ends(lively):
         and found.mean_exit_layer < 4
         and found.tokens == sum(map(len, found.token_ids))
     )
+
+
+class Distant(Measure):
+    """Its range has neither 0.9 nor 1 in it, and it is infinite once."""
+
+    range = (5.0, np.inf)
+    default_threshold = 6.0
+
+    def confidence(self, state):
+        return 7 + 0 * state.similarity + (np.inf if state.layer == 2 else 0)
+
+
+def test_an_error_names_what_was_not_given_by_the_user(lively, synthetic_tasks):
+    class Forgetful(Distant):
+        default_threshold = 0.9
+
+    with pytest.raises(MeeError, match=r"default_threshold=0\.9 for Forgetful: in its class set it to"):
+        ExitPolicy(Forgetful())
+    with pytest.raises(MeeError, match=r"threshold=1 for Distant: give a number from 5"):
+        ExitPolicy(Distant(), threshold=1)
+    with pytest.raises(MeeError, match=r'"Distant" has confidences from 5 to inf: give thresholds='):
+        calibrate(lively, synthetic_tasks["translation"][:2], ExitPolicy(Distant()), 0.1)
+
+
+def test_infinite_confidences_are_one_clear_error(lively, synthetic_tasks):
+    """Before, the explorer ended in a traceback of json, and thresholds were NaN."""
+    policy = ExitPolicy(Distant(), min_layer=1)
+    found = trace(lively, INPUTS[:1], max_new_tokens=LENGTH)
+    for call in (
+        lambda: candidates(replay_policy(found, policy, lively), 3),
+        lambda: explore(lively, synthetic_tasks["translation"][:1], {"distant": policy}),
+    ):
+        with pytest.raises(MeeError, match="gives infinite confidences: let it give finite ones"):
+            call()
+
+
+def test_the_docstring_of_a_policy_names_every_measure():
+    listed = re.search(r"measure: .*?\)\.", ExitPolicy.__doc__, re.DOTALL)[0]
+    assert {*measures.MEASURES} <= set(re.findall(r"\w+", listed))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -450,3 +451,15 @@ def test_corpora_of_other_domains_are_loaded_by_name():
     content["away"]["shop"]["task"] = "translations"
     with pytest.raises(ValueError, match="away"):
         Profile.model_validate(content)
+
+
+def test_the_profile_of_ones_own_model_leaves_out_what_needs_more_models(tmp_path):
+    """Before, four of its notebooks stopped: they look for a CALM model, or for exit classifiers."""
+    page = (ROOT / "notebooks" / "profiles" / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(name: mine\n.*?)```", page, re.DOTALL)
+    path = tmp_path / "mine.yaml"
+    path.write_text(block)
+    mine = load_profile(str(path), str(tmp_path))
+    assert set(mine.left_out) == set(load_profile("paper_published").left_out)
+    with pytest.raises(MeeError, match=r'"linear" has no exit classifier here: .* left_out'):
+        catalogue.RULES["linear"].policy(0.5, mine.results.model_dump(), {})

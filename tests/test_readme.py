@@ -116,6 +116,7 @@ def test_its_python_runs(place):
     run = [sys.executable, "-c", CODE[place]]
     done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr[-1500:]
+    assert "nan" not in done.stdout, "it shows what it is about"
 
 
 def test_the_short_example_is_short_and_lossless():

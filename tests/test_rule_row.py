@@ -13,7 +13,7 @@ from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import SoftmaxMargin
 from mee_utils.paper import rule_row
 from mee_utils.study import measure
-from mee_utils.study.catalogue import MAIN_MODEL, Rule
+from mee_utils.study.catalogue import MAIN_MODEL, RULES, Rule
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.jobs import Job
 from mee_utils.study.profiles import load_profile
@@ -47,6 +47,16 @@ class Gap(Measure):
 
     def confidence(self, state):
         return state.logits.amax(-1) - state.logits.mean(-1)
+
+class MinusEntropy(Measure):
+    """Never positive."""
+
+    range = (float("-inf"), 0.0)
+    default_threshold = -0.5
+    readout = True
+
+    def confidence(self, state):
+        return -state.entropy
 
 class Misspelt(Measure):
     def confidence(self, state):
@@ -114,8 +124,8 @@ def test_a_quick_look_prints_numbers_with_intervals_ranks_and_the_rows_of_the_pa
     assert len(rows) == 4 and all(row.count("not measured") == 5 for row in rows)
 
 
-@pytest.mark.parametrize("name", ["Settled", "cubed", "Gap"])
-def test_a_rule_without_a_threshold_as_an_instance_or_on_logits_is_measured_too(name, few, module):
+@pytest.mark.parametrize("name", ["Settled", "cubed", "Gap", "MinusEntropy"])
+def test_a_rule_without_a_threshold_an_instance_of_logits_or_below_0_is_measured_too(name, few, module):
     text = rule_row.row(f"{module}:{name}", "small", tasks=[TASK], limit=6)
     tried = int(re.search(r"settings tried on validation examples: (\d+)", text)[1])
     assert tried == 1 if name == "Settled" else tried >= 3
@@ -157,12 +167,44 @@ def test_what_is_no_rule_is_named(name, message, module):
         rule_row.find_rule(f"{module}:{name}", lambda: None)
 
 
+def test_a_measure_of_the_package_goes_by_its_name():
+    assert rule_row.find_rule("softmax_margin", lambda: None) == SoftmaxMargin()
+
+
+def test_the_last_layer_scores_all_entries_as_under_the_rules_of_the_page(few, monkeypatch):
+    """Before, it scored the few that are kept, and the row was not comparable with theirs."""
+    seen = []
+
+    class Stopped(Exception):
+        pass
+
+    def decoder(experiment, task, rule, limit):
+        seen.append(rule)
+        raise Stopped
+
+    monkeypatch.setattr(rule_row, "RowDecoder", decoder)
+    with pytest.raises(Stopped):
+        rule_row.row("softmax_margin", "small", tasks=[TASK], pruning="fixed")
+    (rule,) = seen
+    ours = rule_row.policy_of(rule, 0.5, load_profile("small"))
+    of_the_page = RULES["patience"].policy(6, load_profile("small").results.model_dump())
+    assert ours.pruning == of_the_page.pruning == "fixed"
+    assert ours.prune_last_layer is of_the_page.prune_last_layer is False
+
+
+def test_a_file_with_classes_is_no_checkpoint(tmp_path):
+    path = tmp_path / "my_rules.py"
+    path.touch()
+    with pytest.raises(MeeError, match=r"name one, as in .*my_rules\.py:MyMeasure"):
+        rule_row.find_rule(str(path), lambda: None)
+
+
 @pytest.mark.parametrize(
     "source, message",
     [
         ("no_such_module:X", "no_such_module cannot be imported .*give module:Class or file.py:Class"),
         ("/nowhere/classifier", "is neither a checkpoint nor a class"),
-        ("softmax_margin", "is neither a checkpoint nor a class"),
+        ("softmax_margins", "is neither a checkpoint nor a class"),
     ],
 )
 def test_what_is_no_source_is_named(source, message):

@@ -17,6 +17,7 @@ from scipy.special import bdtr  # the binomial distribution; scipy.stats takes h
 from ..common.errors import MeeError, check_choice, is_number, shown
 from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache, check_model
+from ..exits.measures import Measure
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import check_policy
@@ -258,8 +259,7 @@ def calibrate(
     if not isinstance(task, Task):
         raise MeeError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
     if thresholds is None:
-        counts = check_policy(policy).measure.range[1] > 1
-        thresholds = range(model.layers, -1, -1) if counts else np.round(np.arange(1.0, 0.0, -0.05), 2)
+        thresholds = _usual_thresholds(check_policy(policy).measure, model.layers)
     check_policy(policy)
     policies = [policy.at_threshold(level) for level in check_demand(thresholds, delta, eps)]
     settings = {"encodings": EncoderCache(), **settings}
@@ -270,6 +270,16 @@ def calibrate(
     if calibration.threshold is None:
         return calibration
     return replace(calibration, policy=policy.at_threshold(calibration.threshold))
+
+
+def _usual_thresholds(measure: Measure, layers: int) -> Sequence[float]:
+    """Thresholds from strict to loose: of what counts layers each number, else steps of 0.05 from 1 down."""
+    low, high = measure.range
+    counts = high > 1
+    thresholds = range(layers, -1, -1) if counts else np.round(np.arange(1.0, 0.0, -0.05), 2)
+    if not low <= min(thresholds) <= max(thresholds) <= high:
+        raise MeeError(f'"{measure.name}" has confidences from {low:g} to {high:g}: give thresholds=[...].')
+    return thresholds
 
 
 def violations(

@@ -5,6 +5,7 @@ from math import isfinite
 
 import numpy as np
 
+from ..exits.measures import check_not_infinite
 from ..exits.policy import ExitPolicy
 
 TAKEN = "taken"  # ways to exit: decoded, with exits as they are or verified, or replayed
@@ -27,10 +28,11 @@ def fate(layer: int, depth: int, same: bool) -> str:
 def threshold_levels(policy: ExitPolicy, confidences: Iterable[float], levels: int) -> list[float]:
     """Thresholds of the slider: quantiles of `confidences` at full depth, equal ones once.
 
-    At the last nothing exits.
+    At the last nothing exits. Raises `MeeError` if a confidence is infinite.
     """
     low, high = policy.measure.range
     different = np.unique(list(confidences) or [low])
+    check_not_infinite(policy.measure, different)
     quantiles = np.quantile(different, np.linspace(0, 1, levels), method="lower").clip(low, high)
     last = high if isfinite(high) else float(quantiles[-1])
     return [*quantiles[:-1].round(4).tolist(), last]

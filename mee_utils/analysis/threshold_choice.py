@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import MeeError
+from ..exits.measures import check_not_infinite
 from ..traces.replay import PolicyReplay, values_at_exits
 
 
@@ -97,6 +98,7 @@ def _levels(replayed: PolicyReplay, shares: np.ndarray) -> np.ndarray:
         name = replayed.bound.measure.name
         reason = "its confidences are all NaN" if replayed.confidences.size else "it decides at no layer"
         raise MeeError(f'"{name}" has no threshold to choose on {replayed.trace.model}: {reason}.')
+    check_not_infinite(replayed.bound.measure, known)
     quantiles = np.quantile(known, shares, method="lower")
     missing = np.clip(np.ceil(quantiles) - quantiles, 1e-9, None)
     decimals = np.clip(np.ceil(-np.log10(missing)) + 1, 4, None).astype(int)

@@ -56,7 +56,11 @@ class Generation:
 
     @property
     def acceptance(self) -> float:
-        """The share of the verified drafts that the last layer accepted; NaN if there were none."""
+        """The share of the verified drafts that the last layer accepted.
+
+        Drafts behind a wrong one are dropped unverified. NaN: nothing was drafted, as where drafts were
+        planned and full depth was faster.
+        """
         verified = sum(output.verified for output in self.drafts or ())
         accepted = sum(output.accepted for output in self.drafts or ())
         return accepted / verified if verified else float("nan")

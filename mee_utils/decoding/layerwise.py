@@ -5,7 +5,8 @@ The encoder is `transformers`' own, and so are the weights, in other layouts (`L
 A token that exits at layer l has state `h^l`. Layer j > l sees it through its keys and values alone:
 
 - "copy" (CALM, MEE): `K_j n_j(h^l)`, `V_j n_j(h^l)`, computed when a later token of the row reaches layer j,
-  together with that token's own, so that the matrices are read from memory once.
+  together with that token's own, so that the matrices are read from memory once (of a row that has exited and
+  stays in a batch of a narrow model, masked: at once, when the others run the layer).
 - "parallel" (FREE) and "verify": when a later token of the row reaches layer j, all waiting tokens go through
   it in one causal pass; see `mee_utils.decoding.spans`.
 

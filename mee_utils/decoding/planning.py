@@ -4,10 +4,11 @@
 2. The policy is replayed on these states at many layers, thresholds and draft lengths. The rounds of drafts
    follow exactly (`rounds`), and with them the work: each pass through a layer, each decision and each
    verification reads its weights once, however many tokens take part.
-3. The most promising settings are timed on the same inputs, in turns with full depth. The fastest of several
-   timings is in part the luckiest, and its threshold fits these inputs, so that it looks faster than it is.
-   It is therefore timed once more, on other inputs where there are any. If it is faster than full depth by
-   `MIN_SPEEDUP` there too, it is used; else all layers are run. The output is that of full depth either way.
+3. The most promising settings are timed on these inputs and the rest of their batches, in turns with full
+   depth. The fastest of several timings is in part the luckiest, and its threshold fits these inputs, so that
+   it looks faster than it is. It is therefore timed once more, on other inputs where there are any. If it is
+   faster than full depth by `MIN_SPEEDUP` there too, it is used; else all layers are run. The output is that
+   of full depth either way.
 """
 
 import time

@@ -177,7 +177,7 @@ class DraftRun:
 class DraftDecoder:
     """Decodes one batch; `bound` says when its tokens exit, `sequence` which inputs its rows are.
 
-    In the plain case a policy has a fixed `max_draft`; where it is "auto", a plan has replaced it before.
+    A policy has a fixed `max_draft` here: where it is "auto", `generate` has planned drafts before.
     """
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy, sequence: np.ndarray):

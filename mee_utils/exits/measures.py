@@ -32,7 +32,8 @@ both. `state`, `logits` and `probabilities` are tensors in a replay too: it comp
 `trace(..., states=file)` has stored.
 
 To add a measure, write its class. Pass an instance to use it. Name it in `MEASURES` to use it by name and in
-`study/rules.yaml`; then run `pytest tests/test_policies.py tests/test_planning.py`.
+`study/rules.yaml`; add a case with its definition to `tests/test_policies.py`, and run it with
+`pytest tests/test_policies.py tests/test_planning.py`.
 """
 
 from collections.abc import Sequence
@@ -332,6 +333,12 @@ class ForcedExits(Measure):
 def _are_layers(values: np.ndarray) -> bool:
     """Whether an array is a list of whole numbers from 1 on; an empty list is one."""
     return values.ndim == 1 and (not values.size or (values.dtype.kind in "iu" and values.min() >= 1))
+
+
+def check_not_infinite(measure: Measure, confidences: np.ndarray) -> None:
+    """Raises `MeeError` for infinite confidences: no threshold is larger, so such a token always exits."""
+    if np.isinf(confidences).any():
+        raise MeeError(f'"{measure.name}" gives infinite confidences: let it give finite ones.')
 
 
 def stack(values: Sequence):

@@ -29,7 +29,9 @@ class ExitPolicy:
     """When a token exits, and what happens to the layers it skips.
 
     Attributes:
-        measure: its name (see `mee_utils.exits.measures`), or a user-defined `Measure`.
+        measure: a user-defined `Measure`, or a name: softmax_margin, max_probability, hidden_similarity,
+            rising_top1, entropy, patience, vote, weighted_vote, pcee, elbert, static, oracle (their classes are
+            in `mee_utils.exits.measures`).
         threshold: the token exits at the first allowed layer whose confidence exceeds it (default 0.9;
             nothing exceeds a constant 1); for "patience" and "vote" a number of decision layers (default 6);
             "adaptive" for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold`.
@@ -128,19 +130,23 @@ class ExitPolicy:
             return copy.deepcopy(given)  # one that learns is left as it was given
         if isinstance(given, str) and given in ONLINE:
             return ONLINE[given]()
-        level = self.measure.default_threshold if given is None else given
-        self._check_level(level)
+        if given is None:
+            level = self.measure.default_threshold
+            self._check_level(level, "default_threshold", "in its class set it to")
+        else:
+            level = given
+            self._check_level(level)
         if not self.measure.has_threshold:
             level = 0.5  # between the confidences 0 and 1
         return Threshold(float(level), self.decay, self.decay_form)
 
-    def _check_level(self, level: object) -> None:
+    def _check_level(self, level: object, what: str = "threshold", advice: str = "give") -> None:
         """Refuses a level that no confidence of the measure can be compared with."""
         name = self.measure.name
         low, high = self.measure.range
         if not is_number(level) or not low <= level <= high:
-            allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
-            raise MeeError(f"threshold={shown(level)} for {name}: {allowed}")
+            allowed = f"{advice} a number from {low:g} to {high:g} (constant {high:g}: no exit)."
+            raise MeeError(f"{what}={shown(level)} for {name}: {allowed}")
         if self.measure.integer_threshold and level < np.inf and level % 1 > 0:
             raise MeeError(f"threshold={level!r} for {name}: give a whole number.")
 
@@ -339,6 +345,7 @@ class BoundPolicy:
         self.measure = policy.measure
         self.layers = layers
         self.schedule = copy.deepcopy(policy.schedule)
+        # "auto" is left only where nothing is decoded: `generate` has replaced it by what was planned
         self.max_draft = MAX_DRAFT if policy.max_draft == "auto" else policy.max_draft
         self.decision_layers = self._decision_layers(min_exit_layer)
         self.vocabulary = vocabulary

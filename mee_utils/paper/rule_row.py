@@ -21,7 +21,7 @@ from .. import generate, trace
 from ..analysis.statistics import estimates
 from ..common.errors import MeeError, check_choice, check_whole, one_line, shown
 from ..exits.classifiers import load_classifier
-from ..exits.measures import Measure
+from ..exits.measures import MEASURES, Measure
 from ..exits.policy import ExitPolicy
 from ..study import verdicts
 from ..study.catalogue import MAIN_MODEL, PRUNED_SIZES, Rule
@@ -94,12 +94,13 @@ def row(
     """Measures a rule and returns, as Markdown, its numbers, ranks and row of `rules.md`.
 
     Args:
-        source: `module:Class` of a `Measure` (or an instance of one), or the checkpoint of an exit
-            classifier: its file, or a folder with that file alone.
+        source: `module:Class` of a `Measure` (or an instance of one), the name of one in `MEASURES`, or the
+            checkpoint of an exit classifier: its file, or a folder with that file alone.
         profile, data: whose models, corpora and search.
         tasks: some of the profile's; by default all.
         limit: examples of each part, for a quick look.
-        pruning: how the vocabulary is pruned, as in `ExitPolicy`.
+        pruning: how the vocabulary is pruned, as in `ExitPolicy`; the last layer scores all entries, as it
+            does under the rules of the page.
         name: what the row is called; by default as the measure.
     """
     if limit is not None:
@@ -114,6 +115,7 @@ def row(
         family="one layer",
         measure=measure,
         pruning=pruning,
+        prune_last_layer=pruning is None,
         thresholded=measure.has_threshold,
     )
     policy_of(rule, measure.default_threshold, loaded)  # an error before models are loaded
@@ -133,11 +135,19 @@ def policy_of(rule: Rule, threshold: float, profile: Profile) -> ExitPolicy:
     if rule.thresholded:
         return rule.policy(threshold, settings)
     sizes = {option: settings[name] for option, name in PRUNED_SIZES.get(rule.pruning, {}).items()}
-    return ExitPolicy(rule.measure, min_layer=settings["min_layer"], pruning=rule.pruning, **sizes)
+    return ExitPolicy(
+        rule.measure,
+        min_layer=settings["min_layer"],
+        pruning=rule.pruning,
+        prune_last_layer=rule.prune_last_layer,
+        **sizes,
+    )
 
 
 def find_rule(source: str, model: Callable) -> Measure:
     """The measure that a source names; `model` loads the one that a classifier belongs to."""
+    if source in MEASURES:
+        return MEASURES[source]()
     path = Path(source).expanduser()
     if path.exists():
         return load_classifier(_checkpoint(path), model())
@@ -149,6 +159,8 @@ def find_rule(source: str, model: Callable) -> Measure:
 
 def _checkpoint(path: Path) -> Path:
     """The file of a classifier; of a folder the only one in it."""
+    if path.suffix == ".py":
+        raise MeeError(f"{path} may have several classes: name one, as in {path}:MyMeasure.")
     if path.is_file():
         return path
     files = sorted(path.glob("*.safetensors"))

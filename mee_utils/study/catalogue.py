@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..common.errors import check_choice
+from ..common.errors import MeeError, check_choice
 from ..common.files import read_yaml
 
 if TYPE_CHECKING:
@@ -69,10 +69,11 @@ class Rule:
     def policy(
         self, threshold: float | None, settings: Mapping, classifiers: Mapping | None = None, decay=None
     ) -> ExitPolicy:
-        """The policy at a threshold ("static": a layer); the oracle, FREE and a bandit have none.
+        """The policy at a threshold (None: the measure's own); the oracle, FREE and a bandit have none.
 
-        `settings` holds `min_layer`; `top_k`, `first_k`, `least_k` of pruned rules; `exit_layer` of FREE's;
-        `alpha` of a contrast. `classifiers` are trained ones by rule; `decay` is that of the threshold.
+        The threshold of "static" is a layer. `settings` holds `min_layer`; `top_k`, `first_k`, `least_k` of
+        pruned rules; `exit_layer` of FREE's; `alpha` of a contrast. `classifiers` are trained ones by rule;
+        `decay` is that of the threshold.
         """
         from ..exits.policy import ALPHA, ExitPolicy
 
@@ -85,8 +86,8 @@ class Rule:
             return ExitPolicy(self.measure, threshold="adaptive", propagation="parallel", exit_layers=layers)
         sizes = {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
         return ExitPolicy(
-            measure=classifiers[self.name] if self.classifier else self.measure,
-            threshold=self.threshold or float(threshold),
+            measure=self._trained_measure(classifiers or {}) if self.classifier else self.measure,
+            threshold=self.threshold or (None if threshold is None else float(threshold)),
             decay=self.decay if decay is None else decay,
             min_layer=settings["min_layer"],
             pruning=self.pruning,
@@ -97,6 +98,13 @@ class Rule:
             contrast_alpha=settings.get("alpha", ALPHA) if self.contrast else ALPHA,
             contrast_token=self.contrast_token,
         )
+
+    def _trained_measure(self, classifiers: Mapping):
+        """Its exit classifier. Raises `MeeError` if there is none."""
+        if self.name not in classifiers:
+            advice = "train exit classifiers (classifiers: seeds), or name the notebook in left_out"
+            raise MeeError(f'Rule "{self.name}" has no exit classifier here: {advice}.')
+        return classifiers[self.name]
 
 
 def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **row) -> Rule:

@@ -275,7 +275,7 @@ class RuleDecoder:
             return [float(layer) for layer in range(self.model.layers - 1, self.settings.min_layer - 1, -1)]
         if not self.searches(rule):
             return [NO_THRESHOLD]
-        replayed = replay_policy(self.trace, self.policy(rule, 1.0), self.model)
+        replayed = replay_policy(self.trace, self.policy(rule, None), self.model)
         return candidates(replayed, self.candidates, self.settings.max_new_tokens)
 
     @cached_property
@@ -288,8 +288,8 @@ class RuleDecoder:
             states=self.experiment.scratch("states.npy"),
         )
 
-    def policy(self, rule: str, threshold: float) -> ExitPolicy:
-        """A rule of the job at a threshold."""
+    def policy(self, rule: str, threshold: float | None) -> ExitPolicy:
+        """A rule of the job at a threshold; None: its measure's own."""
         options = self.settings.model_dump()
         if rule == "free_adaptive":
             options["exit_layer"] = self.profile.training.exit_layer("free", self.model.layers)

@@ -21,7 +21,7 @@ DECAY = 4.0  # temperature of the threshold, which falls with the position
 BATCHES = (32, 1)  # as published, and alone
 MIN_LAYER = 4  # the number in MEE's text, of 24 layers
 DEPTH = 24  # of T5-large
-METRICS = {  # that MEE's figure shows of each task
+METRICS = {  # that MEE's figure shows of each task; of other tasks it is the task's own
     "question_answering": "f1",
     "translation": "bleu",
     "summarization": "rouge1",

@@ -17,7 +17,7 @@ from .results import DRAWING, noted_digests, output_root
 
 CODE = "mee_utils/"  # begins the names of changed modules
 KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them again
-    MEASURED: "make measure FORCE=1 measures again",
+    MEASURED: "make measure decodes new rules, FORCE=1 all again",
     RETRAINED: "make clean retrain TRAINING=1 trains again",
 }
 NAMED = 5  # changes that a line names

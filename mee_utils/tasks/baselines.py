@@ -47,8 +47,8 @@ def three_random_words(inputs: Sequence[str], train) -> list[str]:
 
 
 def first_sentence(inputs: Sequence[str], train) -> list[str]:
-    """The first sentence of the document; nothing where the document is empty."""
-    sentences = [_sentences(prompt.removeprefix("summarize: ")) for prompt in inputs]
+    """The first sentence of the document, behind the prefix of the prompt; nothing where it is empty."""
+    sentences = [_sentences(prompt.partition(": ")[2]) for prompt in inputs]
     return [document[0] if document else "" for document in sentences]
 
 

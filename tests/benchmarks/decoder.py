@@ -124,8 +124,7 @@ def _timed_policies(bench: Bench) -> dict[str, ExitPolicy]:
         rule = RULES[name]
         if rule.thresholded and rule.decay is None:
             policy = rule.policy(1.0, {"min_layer": 1, "top_k": 64}, untrained)
-            never = float(min(policy.measure.range[1], bench.layers))
-            policies[name] = policy.at_threshold(never)
+            policies[name] = policy.at_threshold(policy.measure.range[1])  # nothing exceeds it
     for name, options in TABLES["readouts"].items():
         policies[name] = undecided(**options)
     return policies

@@ -142,7 +142,7 @@ def published(experiment: Experiment) -> Iterator[Setting]:
         timed_on_all = Setting(
             model, task, labels, policies, settings.max_new_tokens, (in_batches,), all_inputs=True
         )
-        yield timed_on_all._replace(metric=METRICS[task.name])
+        yield timed_on_all._replace(metric=METRICS.get(task.name, task.metric))
         yield timed_on_all._replace(labels=labels[exact], contenders=exact_policies, batches=tuple(alone))
 
 
