@@ -39,6 +39,7 @@ def with_gpu(bench):
 def test_nothing_is_said_where_no_gpu_was_timed(bench):
     stored = StoredTables()
     assert gpu_tables.sentence(stored) == "" and gpu_tables.on_gpu(stored).empty
+    assert gpu_tables.verified_on_gpu() == {}
 
 
 def test_the_section_has_a_few_lines_beside_the_same_of_the_cpu(with_gpu):
@@ -78,3 +79,22 @@ def test_only_a_decoder_that_leaves_bandwidth_unused_is_limited_by_the_host(with
     for share, waits in ((0.04, True), (0.8, False)):
         table.assign(median=table["median"].mask(ours, share)).to_csv(path, index=False)
         assert ("kernels" in gpu_tables.sentence(StoredTables())) == waits
+
+
+def test_the_section_says_what_verified_exits_would_gain_there(with_gpu):
+    path = with_gpu / GPU / "shapes.csv"
+    table = pd.read_csv(path, keep_default_na=False)
+    played = (table.profile == "small") & (table.part == "lossless shapes")
+    numbers = {"speed": 2.5, "lowest": 1.5, "highest": 3.0}
+    table = table.assign(**{name: table[name].mask(played, value) for name, value in numbers.items()})
+    table.to_csv(path, index=False)
+    simulated = gpu_tables.verified_on_gpu()
+    assert simulated["least"] == simulated["most"] == 2.5
+    assert simulated["faster_in_batches"] == simulated["cases"] == 6
+    assert "2.50 times as fast as full depth" in gpu_tables.sentence(StoredTables())
+    slower = played & (table.batch > 1)
+    table.assign(lowest=table.lowest.mask(slower, 0.9)).to_csv(path, index=False)
+    assert gpu_tables.verified_on_gpu()["faster_in_batches"] == 0
+    assert "in none of 6 cases" in gpu_tables.sentence(StoredTables())
+    table[~played].to_csv(path, index=False)
+    assert "imulated" not in gpu_tables.sentence(StoredTables())

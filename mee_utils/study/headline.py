@@ -48,7 +48,7 @@ COLOURS = {
 }
 NOTE = (
     "bars: median speed, of the setting that is fastest in other timing runs; black lines: from the slowest "
-    "run to the fastest (verified: all runs on the same inputs; others: each on its own)"
+    "run to the fastest, each on inputs of its own"
 )
 ROOM_FOR_VALUES = 0.35  # at the right of a panel, in its units
 SETTING = ["task", "model", "rule", "threshold", "retained", "low", "flops_share"]
@@ -89,10 +89,10 @@ def headline_table(
 
 
 def settings_that_decide_alone(kept: pd.DataFrame, static: pd.DataFrame) -> pd.DataFrame:
-    """What `make bench` times and the headline compares: a row a setting that no layer verifies.
+    """The settings that the headline compares and `make bench` times: exits that no later layer verifies.
 
-    Rules that keep 99 % of the score reliably, whether they save FLOPs or not, and fixed layers that keep it
-    on average. Arguments as in `headline_table`.
+    A row for each rule that keeps 99 % of the score reliably, whether or not it saves FLOPs, and for each
+    fixed layer that keeps it on average. Arguments as in `headline_table`.
     """
     reliable = of_rules(kept[kept.verdict == KEEPS_IT])
     fixed = static[static.retained >= QUALITY]

@@ -139,6 +139,12 @@ def keeps_more_than_calm(results, layer: int) -> tuple[str, Comparison]:
     return f"from layer {layer}: keep {mee:.1%}; CALM's {calm:.1%}", mee.min() > calm.max() + 0.02
 
 
+def keep_the_same(results, layer: int) -> tuple[str, Comparison]:
+    """Whether all six measures keep about the same share of the score at the published settings."""
+    kept = at_published_settings(results, "retained", [*CALM_RULES, *MEE_RULES], layer)
+    return f"from layer {layer}: keep {kept:.1%}", kept.max() < kept.min() + 0.02
+
+
 def loses_most(results, rule: str, layer: int) -> tuple[str, Comparison]:
     """Whether a rule keeps less than half of the score at the published settings."""
     kept = at_published_settings(results, "retained", [rule], layer).item(0)
@@ -178,6 +184,34 @@ def mee_keeps_more_quality_at_0_9_from_sixth(results):
 )
 def mee_keeps_more_quality_at_0_9_from_layer_4(results):
     return keeps_more_than_calm(results, results.min_layer)
+
+
+@statement(
+    "measures keep the same at 0.9, from a sixth of the depth",
+    source="MEE blog, section 3 (it compares measures at one threshold)",
+    quote=(
+        "At a threshold of 0.9 all six measures keep the same share of the score (here, within 2 points, "
+        "from a sixth of the depth on, as published)."
+    ),
+    published="presumed; SQuAD F1 76.0 to 88.6",
+    judged_by="score",
+)
+def measures_keep_the_same_at_0_9_from_sixth(results):
+    return keep_the_same(results, results.sixth)
+
+
+@statement(
+    "measures keep the same at 0.9, from layer 4",
+    source="MEE blog, section 3 (it compares measures at one threshold)",
+    quote=(
+        "At a threshold of 0.9 all six measures keep the same share of the score (here, within 2 points, "
+        "from layer 4 on, as in MEE's text)."
+    ),
+    published="presumed; SQuAD F1 76.0 to 88.6",
+    judged_by="score",
+)
+def measures_keep_the_same_at_0_9_from_layer_4(results):
+    return keep_the_same(results, results.min_layer)
 
 
 @statement(
