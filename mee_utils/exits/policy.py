@@ -30,8 +30,8 @@ class ExitPolicy:
 
     Attributes:
         measure: a user-defined `Measure`, or a name: softmax_margin, max_probability, hidden_similarity,
-            rising_top1, entropy, patience, vote, weighted_vote, pcee, elbert, static, oracle (their classes are
-            in `mee_utils.exits.measures`).
+            rising_top1, entropy, patience, vote, weighted_vote, pcee, elbert, static, oracle (their classes
+            are in `mee_utils.exits.measures`).
         threshold: the token exits at the first allowed layer whose confidence exceeds it (default 0.9;
             nothing exceeds a constant 1); for "patience" and "vote" a number of decision layers (default 6);
             "adaptive" for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold`.
