@@ -282,6 +282,24 @@ def measured_step(clone, environment, name, command):
         )
 
 
+def joined(steps):
+    """Steps that ran one after the other as one: sums of times and operations, the most memory.
+
+    Its status is the first that is not 0 (one that was killed has a negative one).
+    """
+    steps = list(steps)
+    return Step(
+        name=steps[0].name,
+        status=next((step.status for step in steps if step.status), 0),
+        wall=sum(step.wall for step in steps),
+        processor=sum(step.processor for step in steps),
+        memory=max(step.memory for step in steps),
+        flops=sum(step.flops for step in steps),
+        gpu_memory=max(step.gpu_memory for step in steps),
+        said="".join(step.said for step in steps),
+    )
+
+
 def counting():
     """PyTorch's counter, with what it leaves out on a CPU: packed weights, and attention in one operation."""
     import torch
@@ -333,11 +351,13 @@ def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, not
     clone = papers.Clone(folder)
     layers = json.loads((folder / "hub/weights/config.json").read_text())["num_decoder_layers"]
     clone.edit(lambda content: few(content, examples, tokens, source_tokens, layers), profile)
-    models = [part for name in settings.training.models for part in ("--model", name)]
     with serving(folder, COMMITS) as (_, environment):
         environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(clone.root)}
         environment |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        yield measured_step(clone, environment, MODELS, ["train", "--profile", profile, *models])
+        yield joined(
+            measured_step(clone, environment, MODELS, ["train", "--profile", profile, "--model", name])
+            for name in settings.training.models  # in a process each: one training leaves memory fragmented
+        )
         for name in notebooks or steps_after_models(settings):
             yield measured_step(clone, environment, name, [IN_PROCESS, profile, name])
 

@@ -222,3 +222,10 @@ def test_less_than_notebooks_take_is_refused_at_once(too_few, capsys):
 def test_a_profile_without_the_hub_has_nothing_to_rehearse(capsys):
     assert rehearsal.main(["--profile", "small"]) == 2
     assert capsys.readouterr().err == "error: profile small reads nothing from the hub.\n"
+
+
+def test_models_that_were_made_one_after_the_other_are_one_step():
+    first = rehearsal.Step("models", 0, 10.0, 20.0, 3 * 10**9, 5e12, "first ", 7)
+    second = rehearsal.Step("models", -9, 5.0, 6.0, 4 * 10**9, 1e12, "second", 2)
+    expected = rehearsal.Step("models", -9, 15.0, 26.0, 4 * 10**9, 6e12, "first second", 7)
+    assert rehearsal.joined([first, second]) == expected
