@@ -315,7 +315,8 @@ tables = {
     for task in tasks
 }
 tables[tasks[-1]]["rates"] = rates.assign(model=main)  # the fresh sets are of one task
-judged = claims.judge("08_results", tables, sixth=first_exit_layers(experiment.layers)[0])
+starts = first_exit_layers(experiment.layers)
+judged = claims.judge("08_results", tables, sixth=starts[0], min_layer=starts[-1])
 judged = experiment.save_table(judged, "claims")
 
 # %% tags=["hide-input"]

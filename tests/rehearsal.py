@@ -56,9 +56,9 @@ SUMMARIES = {  # the columns of a corpus, where they are not those of the synthe
 LEAST_EXAMPLES = 5  # that notebooks take as `limit`
 LEAST_TOKENS = 8  # and as `max_new_tokens`
 WORDS = ("home", "more", "most", "found", "lost", "two")  # that random weights write, and references end with
-LENGTH = 2.0  # of the embedding that begins outputs
-LONGER = 1.5  # are the embeddings of `WORDS` than that one
-DIFFERENCE = 0.1  # what is left of the differences between them
+START_SCALE = 2.0  # of the embedding of the token that begins outputs
+WORD_SCALE = 1.5  # of that embedding in those of `WORDS`
+WORD_DIFFERENCE = 0.1  # what is left of their own embeddings in them
 LEARNING_RATE = 1e-9  # so low that trained models write `WORDS` too
 CANDIDATES = 2  # thresholds of a rule that are tried
 TOKENS_OF_CLASSIFIERS = 50  # that each learns from
@@ -134,26 +134,26 @@ def write_checkpoint(folder, checkpoint, shape, tokenizer, seed=0):
             network = LongT5ForConditionalGeneration(config)
         else:
             network = T5ForConditionalGeneration(T5Config(**common))
-    prefer(network, [tokenizer(word, add_special_tokens=False).input_ids[-1] for word in WORDS])
+    prefer_ids(network, [tokenizer(word, add_special_tokens=False).input_ids[-1] for word in WORDS])
     network.to(torch.bfloat16).save_pretrained(folder)
 
 
-def prefer(network, ids):
-    """Makes a random network write `ids`, by turns.
+def prefer_ids(network, ids):
+    """Makes a random network write `ids`, sometimes one and sometimes another.
 
     A state is near the embedding of its token, and logits are products of states and embeddings: a random
-    network repeats its token, which is at first the one that begins outputs. Here this one's embedding is
-    long, and `ids` have nearly the same one, a little longer; which of them wins is up to the layers.
+    network repeats its token, which is at first the start token. Here the embedding of the start token is
+    scaled up, and those of `ids` are nearly the same, a little longer; the layers decide which of them wins.
     """
     import torch
 
     inputs = network.get_input_embeddings().weight
     outputs = network.get_output_embeddings().weight  # the same, or LongT5's own
     with torch.no_grad():
-        inputs[network.config.decoder_start_token_id] *= LENGTH
+        inputs[network.config.decoder_start_token_id] *= START_SCALE
         start = inputs[network.config.decoder_start_token_id].clone()
         for rows in (inputs,) if outputs is inputs else (inputs, outputs):
-            rows[ids] = LONGER * start + DIFFERENCE * rows[ids]
+            rows[ids] = WORD_SCALE * start + WORD_DIFFERENCE * rows[ids]
 
 
 def corpus_rows(task, corpus, split, tokens):

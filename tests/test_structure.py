@@ -135,9 +135,8 @@ def test_public_functions_have_docstrings_and_no_function_is_long():
 
 def is_statement(node):
     """Whether it is a statement of a paper: what it says stands in its decorator."""
-    return any(
-        isinstance(each, ast.Call) and ast.unparse(each.func) == "statement" for each in node.decorator_list
-    )
+    calls = [each for each in node.decorator_list if isinstance(each, ast.Call)]
+    return any(ast.unparse(call.func) in ("statement", "statement_from_each_start") for call in calls)
 
 
 def length_of_body(function):

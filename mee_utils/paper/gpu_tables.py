@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..models.costs import SHAPES
 from ..study import result_tables
-from ..study.prose import span
+from ..study.prose import listed, span
 from ..study.result_tables import BENCH, GPU
 from .stored_tables import StoredTables, with_range
 
@@ -96,8 +96,9 @@ def sentence(stored: StoredTables) -> str:
 
 
 def verified_on_gpu() -> dict:
-    """How fast verified exits of the small models would be on the GPU in a decoder of this shape: `gpu`, the
-    `least` and `most` of tasks one output at a time, and in how many of the `cases` in batches they are
+    """How fast verified exits of the small models would be on the GPU in a decoder of this shape.
+
+    The `least` and `most` of tasks one output at a time, and in how many of the `cases` in `batches` they are
     `faster_in_batches` in every round. {}: not timed.
     """
     rows = _simulations(BENCH / GPU)
@@ -107,9 +108,9 @@ def verified_on_gpu() -> dict:
     alone = rows[rows.batch == 1]
     in_batches = rows[rows.batch > 1]
     return {
-        "gpu": " ".join(rows.processor.iloc[0].split()[:2]),  # "NVIDIA H100", without its memory
         "least": alone.speed.min(),
         "most": alone.speed.max(),
+        "batches": sorted(in_batches.batch.unique()),
         "cases": len(in_batches),
         "faster_in_batches": int((in_batches.low > 1).sum()),
     }
@@ -120,9 +121,10 @@ def _of_verified(simulated: dict) -> str:
     if not simulated:
         return ""
     speeds = span([simulated["least"], simulated["most"]], "{:.2f}")
+    batches = listed(map(str, simulated["batches"]))
     return (
         f"Simulated with the exits of the models for synthetic data, verified exits are {speeds} times as "
-        "fast as full depth, one output at a time; in batches of 8 and 32 they win in "
+        f"fast as full depth, one output at a time; in batches of {batches} they win in "
         f"{simulated['faster_in_batches'] or 'none'} of {simulated['cases']} cases."
     )
 

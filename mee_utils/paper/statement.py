@@ -23,6 +23,7 @@ else. A statement that does not hold here is a result, not a refutation at the p
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,44 @@ def statement(
             untested=untested,
             of_our_own=of_our_own,
             compare=compare,
+        )
+
+    return complete
+
+
+STARTS = {  # where exits begin, in a claim -> the parameter that is this layer, and why there
+    "from a sixth of the depth": ("sixth", "as published"),
+    "from layer 4": ("min_layer", "as in MEE's text"),
+}
+
+
+def statement_from_each_start(
+    claim: str, *, quote: str, **fields: Any
+) -> Callable[[Callable], tuple[Statement, ...]]:
+    """Makes a `Statement` for each of `STARTS` of a function `compare(results, layer)`.
+
+    MEE's text lets tokens exit from layer 4 on, of 24, which is a sixth of the depth: in a decoder of another
+    depth these are two layers, and what holds from one on may fail from the other on.
+
+    Args:
+        claim: its short name; where exits begin is added.
+        quote: the statement; "{start}" stands for where exits begin.
+        fields: the others of `statement`.
+    """
+
+    def complete(compare: Callable[[Any, int], tuple[str, Comparison]]) -> tuple[Statement, ...]:
+        def from_layer(parameter: str) -> Callable[[Any], tuple[str, Comparison]]:
+            @wraps(compare)
+            def compare_there(results):
+                return compare(results, getattr(results, parameter))
+
+            return compare_there
+
+        return tuple(
+            statement(f"{claim}, {start}", quote=quote.format(start=f"{start} on, {reason}"), **fields)(
+                from_layer(parameter)
+            )
+            for start, (parameter, reason) in STARTS.items()
         )
 
     return complete

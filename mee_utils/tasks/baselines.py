@@ -47,8 +47,8 @@ def three_random_words(inputs: Sequence[str], train) -> list[str]:
 
 
 def first_sentence(inputs: Sequence[str], train) -> list[str]:
-    """The first sentence of the document, behind the prefix of the prompt; nothing where it is empty."""
-    sentences = [_sentences(prompt.partition(": ")[2]) for prompt in inputs]
+    """The first sentence of the document; nothing where the document is empty."""
+    sentences = [_sentences(document) for document in source_copied(inputs, train)]
     return [document[0] if document else "" for document in sentences]
 
 
@@ -65,7 +65,7 @@ def one_constant_summary(inputs: Sequence[str], train) -> list[str]:
 
 
 def source_copied(inputs: Sequence[str], train) -> list[str]:
-    """The source sentence, untranslated: the prompt after its prefix."""
+    """The source itself: the prompt after its prefix. A translation is then the sentence, untranslated."""
     return [prompt.partition(": ")[2] for prompt in inputs]
 
 

@@ -25,7 +25,11 @@ NOTEBOOKS = {  # notebook -> module of its statements
 def statements_of(notebook: str) -> list[Statement]:
     """The statements that a notebook judges, in order; `MeeError` for a notebook that judges none."""
     module = import_module(f".{NOTEBOOKS[check_choice('notebook', notebook, NOTEBOOKS)]}", __name__)
-    return [value for value in vars(module).values() if isinstance(value, Statement)]
+    statements = []
+    for value in vars(module).values():
+        several = value if isinstance(value, tuple) else (value,)  # `statement_from_each_start` makes two
+        statements += [each for each in several if isinstance(each, Statement)]
+    return statements
 
 
 BELIEFS: list[dict[str, Any]] = read_yaml(FOLDER / "beliefs.yaml")  # weighed by `paper.answers`

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...analysis.statistics import Comparison, Estimate
 from ...study.catalogue import CALM_RULES, MEE_RULES
-from ..statement import Rows, Untestable, statement
+from ..statement import Rows, Untestable, statement, statement_from_each_start
 
 ON_CALM = {"model": "calm", "target": "consistency"}
 SEVERAL = ["low_rank_three", "three_hidden", "narrow_lstm", "lstm"]  # classifiers over several layers
@@ -132,15 +132,33 @@ def at_published_settings(results, column: str, rules: Sequence[str], layer: int
     return results.published.values(column, rule=list(rules), threshold=0.9, min_layer=layer)
 
 
-def keeps_more_than_calm(results, layer: int) -> tuple[str, Comparison]:
-    """Whether the worst of MEE's measures keeps clearly more of the score than the best of CALM's."""
+@statement_from_each_start(
+    "MEE keeps more quality at 0.9",
+    source="MEE blog, section 3",
+    quote=(
+        "At a threshold of 0.9 each of MEE's three measures scores far above each of CALM's three (here, "
+        "{start})."
+    ),
+    published="SQuAD F1 86.1 to 88.6 against 76.0 to 86.9",
+    judged_by="score",
+)
+def mee_keeps_more_quality_at_0_9(results, layer):
     mee = at_published_settings(results, "retained", MEE_RULES, layer)
     calm = at_published_settings(results, "retained", CALM_RULES, layer)
     return f"from layer {layer}: keep {mee:.1%}; CALM's {calm:.1%}", mee.min() > calm.max() + 0.02
 
 
-def keep_the_same(results, layer: int) -> tuple[str, Comparison]:
-    """Whether all six measures keep about the same share of the score at the published settings."""
+@statement_from_each_start(
+    "measures keep the same at 0.9",
+    source="MEE blog, section 3 (it compares measures at one threshold)",
+    quote=(
+        "At a threshold of 0.9 all six measures keep the same share of the score (here, within 2 points, "
+        "{start})."
+    ),
+    published="presumed; SQuAD F1 76.0 to 88.6",
+    judged_by="score",
+)
+def measures_keep_the_same_at_0_9(results, layer):
     kept = at_published_settings(results, "retained", [*CALM_RULES, *MEE_RULES], layer)
     return f"from layer {layer}: keep {kept:.1%}", kept.max() < kept.min() + 0.02
 
@@ -152,143 +170,42 @@ def loses_most(results, rule: str, layer: int) -> tuple[str, Comparison]:
     return f"from layer {layer}: keeps {kept:.1%}, exits at layer {exits.value:.2f}", kept < 0.5
 
 
-def takes_more_flops(results, layer: int) -> tuple[str, Comparison]:
-    """Whether most of MEE's measures take more FLOPs than full depth at the published settings."""
+@statement_from_each_start(
+    "the softmax margin ruins the output at 0.9",
+    source="MEE blog, section 3",
+    quote="At 0.9 the softmax margin loses most of the score (here, {start}).",
+    published="CNN/DM ROUGE-1 12.9 of 43.8",
+    judged_by="score",
+)
+def softmax_margin_ruins_the_output_at_0_9(results, layer):
+    return loses_most(results, "softmax_margin", layer)
+
+
+@statement_from_each_start(
+    "saturation ruins the output at 0.9",
+    source="MEE blog, section 3",
+    quote="At 0.9 saturation loses most of the score (here, {start}).",
+    published="CNN/DM ROUGE-1 3.3 of 43.8",
+    judged_by="score",
+)
+def saturation_ruins_the_output_at_0_9(results, layer):
+    return loses_most(results, "hidden_similarity", layer)
+
+
+@statement_from_each_start(
+    "MEE takes more FLOPs than full depth",
+    source="not in the papers, which count none",
+    of_our_own=True,
+    quote=(
+        "At 0.9 most of MEE's measures take more FLOPs than full depth ({start}; their speed is judged in "
+        "08)."
+    ),
+    published="none counted",
+    judged_by="FLOPs",
+)
+def mee_takes_more_flops(results, layer):
     shares = at_published_settings(results, "flops_share", MEE_RULES, layer)
     return f"from layer {layer}: FLOPs {shares:.1%} of full depth", shares.median() > 1
-
-
-@statement(
-    "MEE keeps more quality at 0.9, from a sixth of the depth",
-    source="MEE blog, section 3",
-    quote=(
-        "At a threshold of 0.9 each of MEE's three measures scores far above each of CALM's three (here, "
-        "from a sixth of the depth on, as published)."
-    ),
-    published="SQuAD F1 86.1 to 88.6 against 76.0 to 86.9",
-    judged_by="score",
-)
-def mee_keeps_more_quality_at_0_9_from_sixth(results):
-    return keeps_more_than_calm(results, results.sixth)
-
-
-@statement(
-    "MEE keeps more quality at 0.9, from layer 4",
-    source="MEE blog, section 3",
-    quote=(
-        "At a threshold of 0.9 each of MEE's three measures scores far above each of CALM's three (here, "
-        "from layer 4 on, as in MEE's text)."
-    ),
-    published="SQuAD F1 86.1 to 88.6 against 76.0 to 86.9",
-    judged_by="score",
-)
-def mee_keeps_more_quality_at_0_9_from_layer_4(results):
-    return keeps_more_than_calm(results, results.min_layer)
-
-
-@statement(
-    "measures keep the same at 0.9, from a sixth of the depth",
-    source="MEE blog, section 3 (it compares measures at one threshold)",
-    quote=(
-        "At a threshold of 0.9 all six measures keep the same share of the score (here, within 2 points, "
-        "from a sixth of the depth on, as published)."
-    ),
-    published="presumed; SQuAD F1 76.0 to 88.6",
-    judged_by="score",
-)
-def measures_keep_the_same_at_0_9_from_sixth(results):
-    return keep_the_same(results, results.sixth)
-
-
-@statement(
-    "measures keep the same at 0.9, from layer 4",
-    source="MEE blog, section 3 (it compares measures at one threshold)",
-    quote=(
-        "At a threshold of 0.9 all six measures keep the same share of the score (here, within 2 points, "
-        "from layer 4 on, as in MEE's text)."
-    ),
-    published="presumed; SQuAD F1 76.0 to 88.6",
-    judged_by="score",
-)
-def measures_keep_the_same_at_0_9_from_layer_4(results):
-    return keep_the_same(results, results.min_layer)
-
-
-@statement(
-    "the softmax margin ruins the output at 0.9, from a sixth of the depth",
-    source="MEE blog, section 3",
-    quote=(
-        "At 0.9 the softmax margin loses most of the score (here, from a sixth of the depth on, as "
-        "published)."
-    ),
-    published="CNN/DM ROUGE-1 12.9 of 43.8",
-    judged_by="score",
-)
-def softmax_margin_ruins_the_output_at_0_9_from_sixth(results):
-    return loses_most(results, "softmax_margin", results.sixth)
-
-
-@statement(
-    "the softmax margin ruins the output at 0.9, from layer 4",
-    source="MEE blog, section 3",
-    quote=("At 0.9 the softmax margin loses most of the score (here, from layer 4 on, as in MEE's text)."),
-    published="CNN/DM ROUGE-1 12.9 of 43.8",
-    judged_by="score",
-)
-def softmax_margin_ruins_the_output_at_0_9_from_layer_4(results):
-    return loses_most(results, "softmax_margin", results.min_layer)
-
-
-@statement(
-    "saturation ruins the output at 0.9, from a sixth of the depth",
-    source="MEE blog, section 3",
-    quote=("At 0.9 saturation loses most of the score (here, from a sixth of the depth on, as published)."),
-    published="CNN/DM ROUGE-1 3.3 of 43.8",
-    judged_by="score",
-)
-def saturation_ruins_the_output_at_0_9_from_sixth(results):
-    return loses_most(results, "hidden_similarity", results.sixth)
-
-
-@statement(
-    "saturation ruins the output at 0.9, from layer 4",
-    source="MEE blog, section 3",
-    quote="At 0.9 saturation loses most of the score (here, from layer 4 on, as in MEE's text).",
-    published="CNN/DM ROUGE-1 3.3 of 43.8",
-    judged_by="score",
-)
-def saturation_ruins_the_output_at_0_9_from_layer_4(results):
-    return loses_most(results, "hidden_similarity", results.min_layer)
-
-
-@statement(
-    "MEE takes more FLOPs than full depth, from a sixth of the depth",
-    source="not in the papers, which count none",
-    of_our_own=True,
-    quote=(
-        "At 0.9 most of MEE's measures take more FLOPs than full depth (from a sixth of the depth on, as "
-        "published; their speed is judged in 08)."
-    ),
-    published="none counted",
-    judged_by="FLOPs",
-)
-def mee_takes_more_flops_from_sixth(results):
-    return takes_more_flops(results, results.sixth)
-
-
-@statement(
-    "MEE takes more FLOPs than full depth, from layer 4",
-    source="not in the papers, which count none",
-    of_our_own=True,
-    quote=(
-        "At 0.9 most of MEE's measures take more FLOPs than full depth (from layer 4 on, as in MEE's text; "
-        "their speed is judged in 08)."
-    ),
-    published="none counted",
-    judged_by="FLOPs",
-)
-def mee_takes_more_flops_from_layer_4(results):
-    return takes_more_flops(results, results.min_layer)
 
 
 @statement(

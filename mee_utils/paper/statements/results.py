@@ -2,7 +2,8 @@
 
 Tables: `rates` (of broken guarantees, on fresh sets), `settings` (measured on test examples), `calibrated`,
 `equal` (at equal loss), `answer` (timed), `published_times` (the published settings, timed) and `bugs`
-(published bugs). Parameter: `sixth`, the layer at a sixth of the depth.
+(published bugs). Parameters: where exits begin, `sixth` (a sixth of the depth, as published) and `min_layer`
+(layer 4, as in MEE's text).
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from ...analysis.statistics import Comparison, Estimate
 from ...study.catalogue import CALM_RULES, MEE_RULES, SEVERAL_LAYERS
-from ..statement import Rows, Timing, statement, surely_positive
+from ..statement import Rows, Timing, statement, statement_from_each_start, surely_positive
 
 
 def cheapest(equal: Rows, *rules: str) -> Estimate:
@@ -171,43 +172,20 @@ def several_layers_that_keep_quality_are_faster(results):
     return f"the fastest (batch 1): {fastest}", surely_positive(least, most)
 
 
-def mostly_slower(results, layer: int) -> tuple[str, Comparison]:
-    """Whether most of MEE's measures take more time than full depth at the published settings."""
+@statement_from_each_start(
+    "MEE is slower than full depth",
+    source="MEE's published code, its runs (a table, not a sentence)",
+    quote=("At 0.9 MEE's measures are mostly slower than full depth (here: tokens a second, {start})."),
+    published="8.4 to 11.3 against 11.0 samples a second (SQuAD)",
+    judged_by="time",
+    untested="not timed",
+)
+def mee_is_slower(results, layer):
     published = {"rule": list(MEE_RULES), "threshold": 0.9, "min_layer": layer, "batch": 32}
     times = Timing.of(results.published_times, **published)
     least = 1 - np.median(times.highest)
     most = 1 - np.median(times.lowest)
     return f"batch 32, of full depth: {times}", surely_positive(least, most)
-
-
-@statement(
-    "MEE is slower than full depth, from a sixth of the depth",
-    source="MEE's published code, its runs (a table, not a sentence)",
-    quote=(
-        "At 0.9 MEE's measures are mostly slower than full depth (here: tokens a second, from a sixth of "
-        "the depth on, as published)."
-    ),
-    published="8.4 to 11.3 against 11.0 samples a second (SQuAD)",
-    judged_by="time",
-    untested="not timed",
-)
-def mee_is_slower_from_a_sixth_of_the_depth(results):
-    return mostly_slower(results, results.sixth)
-
-
-@statement(
-    "MEE is slower than full depth, from layer 4",
-    source="MEE's published code, its runs (a table, not a sentence)",
-    quote=(
-        "At 0.9 MEE's measures are mostly slower than full depth (here: tokens a second, from layer 4 on, "
-        "as in its text)."
-    ),
-    published="8.4 to 11.3 against 11.0 samples a second (SQuAD)",
-    judged_by="time",
-    untested="not timed",
-)
-def mee_is_slower_from_layer_4(results):
-    return mostly_slower(results, 4)
 
 
 @statement(

@@ -11,6 +11,7 @@ from .wording import capitalized, percent_span, winners, without_source
 
 MAIN = "calm"
 SHOWN_ROUNDS = 6  # of one output
+BETWEEN_MODELS = 0.07  # at a batch size, of the way to the next
 SIMULATION = """## How fast would it be at the size of T5-base and T5-large? A simulation
 
 At this size much of a decision's time is Python overhead. `make bench` lets decoders of T5's sizes with
@@ -25,8 +26,10 @@ for short answers to long inputs."""
 def speed_figure(timed: pd.DataFrame, note: str = ""):
     """Tokens a second of planned verified exits relative to full depth, by batch size, a line a model."""
     batches = {batch: number for number, batch in enumerate(sorted(timed.batch.unique()))}
+    models = pd.Index(timed.model.unique())
+    beside = models.get_indexer(timed.model) - (len(models) - 1) / 2  # else ranges of models would overlap
     return figures.facets(
-        timed.assign(at=timed.batch.map(batches)),
+        timed.assign(at=timed.batch.map(batches) + BETWEEN_MODELS * beside),
         _draw_speed,
         batches=batches,
         xlabel="batch size",
@@ -60,7 +63,7 @@ def speed_message(timed: pd.DataFrame) -> str:
 
 
 def speed_conclusion(timed: pd.DataFrame) -> str:
-    """On which tasks verified exits are faster, at the smallest and the largest batch size."""
+    """On which tasks verified exits are faster in the median run, at the smallest and the largest batch."""
     if timed.empty:
         return ""
     tasks = list(timed.task.unique())
@@ -69,7 +72,8 @@ def speed_conclusion(timed: pd.DataFrame) -> str:
     parts = [
         f"at batch {batch} {_where_faster(speed, tasks)}" for batch, speed in speeds.items() if len(speed)
     ]
-    text = f"CALM's verified exits are faster than full depth {'; '.join(parts)}." if parts else ""
+    where = "; ".join(parts)
+    text = f"In the median run CALM's verified exits are faster than full depth {where}." if parts else ""
     others = timed[(timed.model != MAIN) & (timed.batch == batches[0])]
     return f"{text} {_idle(others, batches[0])}".strip()
 
