@@ -223,7 +223,7 @@ complete_table.table_shown(complete)
 # ## Time
 #
 # Tokens per second of the same models, full depth being 1, timed by `make bench` in single precision, contenders taking
-# turns. Seconds, samples per second and ranges over rounds are in `times.csv`.
+# turns. Seconds, samples per second and ranges over timing runs are in `times.csv`.
 
 # %% tags=["hide-input"]
 compared = complete[(complete.reduction != "full_depth") & complete.model.isin(experiment.backbones)]

@@ -93,17 +93,17 @@ experiment.save_drawing(drawings.round_drawing(), "a_round")
 # `max_draft="auto"` (the default) chooses rule, decision layers, threshold and draft length by replay. The most
 # promising settings are then timed on a few inputs, and the fastest once more on others; where it does not win there,
 # all layers are run. A trial can still mislead, which shows as a speed below 1. Points are the speeds that `make
-# bench` measured, whiskers their range over rounds. FREE and late-weighted, where drawn, are other models trained for
-# exits (00).
+# bench` measured, whiskers their range over timing runs. FREE and late-weighted, where drawn, are other models trained
+# for exits (00).
 
 # %% tags=["hide-input"]
 wanted = pd.DataFrame([{"task": task, "model": name} for name in experiment.backbones for task in tasks])
 timed = result_tables.read_timings("lossless", wanted, experiment.profile.name)
-range_of_rounds = experiment.note(intervals="whiskers: range over rounds of timing")
+range_of_runs = experiment.note(intervals="whiskers: range over timing runs")
 
 # %%
 if len(timed):
-    figure = chapter.speed_figure(timed, range_of_rounds)
+    figure = chapter.speed_figure(timed, range_of_runs)
     experiment.save_figure(figure, "speed", timed)
 conclude(
     chapter.speed_conclusion(timed) or f"Not timed yet: run {result_tables.bench_command(profile)}.",
@@ -117,7 +117,7 @@ conclude(chapter.SIMULATION if len(simulated) else "")
 
 # %%
 if len(simulated):
-    figure = chapter.shape_figure(simulated, list(tasks), range_of_rounds)
+    figure = chapter.shape_figure(simulated, list(tasks), range_of_runs)
     experiment.save_figure(figure, "speed_by_shape", simulated)
 conclude(chapter.shape_conclusion(simulated))
 

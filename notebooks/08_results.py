@@ -91,7 +91,7 @@ if oracle_tables:
 # samples a second, as published and ours. MEE lets tokens exit from layer 4 of 24 on; ours from the same share of the
 # depth. Hollow points are decoded as MEE's code does it: once a whole batch has exited at a layer, no later token runs
 # deeper. A measure far below all others is written at the lower edge of its panel (score at speed); the table has all
-# its points. Scores are those of the timed outputs; times are ranges over rounds. F1 and ROUGE-1 are means over
+# its points. Scores are those of the timed outputs; times are ranges over timing runs. F1 and ROUGE-1 are means over
 # outputs, as BLEU is here (`corpus_score` in the table is BLEU as papers report it). Compare shares of full depth, not
 # the numbers: models, corpora and machines differ.
 
@@ -150,8 +150,9 @@ conclude(*rivals.rivals_conclusion(beside_vanilla, equal_cost, quality))
 # settings are tested on the test examples one after the other, in an order that validation examples fix, as long as
 # they pass, so a setting that keeps less passes with a probability of at most 2.5 %, however many are tested. Of those
 # that pass, the one with the fewest FLOPs on validation examples is timed; in batches, only if it saves FLOPs. The
-# fastest of each kind is drawn with its range over the rounds: filled, one output at a time; hollow, in batches. Half
-# of the rounds rank the rules, and the other half is drawn, so that no rule is ranked and drawn by the same measurements.
+# fastest of each kind is drawn with its range over the timing runs: filled, one output at a time; hollow, in batches.
+# Half of the runs rank the rules, and the other half is drawn, so that no rule is ranked and drawn by the same
+# measurements.
 
 # %% tags=["hide-input"]
 kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_percent")

@@ -30,9 +30,9 @@ def test_every_token_that_was_run_has_one_fate(model, threshold, max_draft):
         fates = table.fate.value_counts()
         assert fates.get("kept", 0) == drafts.accepted
         assert fates.get("kept", 0) + fates.get("replaced", 0) == drafts.verified
-        settled = table[table.fate != "dropped"]
-        assert settled.position.tolist() == list(range(len(found.token_ids[number])))
-        assert settled.token.tolist() == list(map(str, found.token_ids[number]))
+        kept = table[table.fate != "dropped"]
+        assert kept.position.tolist() == list(range(len(found.token_ids[number])))
+        assert kept.token.tolist() == list(map(str, found.token_ids[number]))
         assert (table[table.fate == "from the last layer"].layer == model.layers).all()
         for _, rows in table.groupby("round"):
             assert len(rows) <= max_draft and np.diff(rows.position).tolist() == [1] * (len(rows) - 1)

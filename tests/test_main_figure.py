@@ -84,9 +84,7 @@ def test_messages_are_computed(times):
     message = main_figure.cut_message(times, 32)
     assert "CALM's measures keep 83% instead of 100% and MEE's measures keep 100% instead" in message
     said = main_figure.speed_message(times)
-    assert said.startswith(
-        "Of 18 cases, how many beat full depth in every round, and keep 99% of the score: "
-    )
+    assert said.startswith("Of 18 cases, how many beat full depth in every run, and keep 99% of the score: ")
     assert ": 18 and 18 at batch 1 (from layer 4 on: " in said and ", 0 and none at batch 32 (" in said
     text = main_figure.main_conclusion(times)
     assert text.startswith("At batch 32, CALM's measures keep 100% of the score")

@@ -186,7 +186,7 @@ def test_the_rounds_of_three_tokens():
     given = {"decision_layers": (1, 2), "sequence": np.zeros(3, dtype=int), "max_draft": np.array([2])}
     rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
     assert rounds.depth.tolist() == [[1, 2, 2]] and rounds.right.tolist() == [[True, True, False]]
-    assert rounds.run_to.tolist() == [[2, 3, 3]] and rounds.settled_to.tolist() == [[2, 3, 3]]
+    assert rounds.run_to.tolist() == [[2, 3, 3]] and rounds.next_round.tolist() == [[2, 3, 3]]
     assert rounds.begins.tolist() == [[True, False, True]]
     policy = ExitPolicy(threshold=0.5, exit_layers=[1, 2], propagation="verify", max_draft=2)
     replay, _ = replay_by_hand([0, 1, 2], same, policy, readout_rows=5)  # half of all: a decision costs 1
@@ -195,7 +195,7 @@ def test_the_rounds_of_three_tokens():
     assert work.tolist() == [[55, 0, 44]]
     same[0] = False
     rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
-    assert rounds.settled_to[0, 0] == 1 and rounds.begins.tolist() == [[True, True, False]]
+    assert rounds.next_round[0, 0] == 1 and rounds.begins.tolist() == [[True, True, False]]
 
 
 # ---- the plan

@@ -375,7 +375,7 @@ def test_the_least_settings_of_thresholds_work():
     bandit = BanditThreshold(np.array([0, 1]), exploration=0, cost=0)
     for position in range(4):
         bandit.exceeded(np.array([0.5]), position, 9, np.array([0]), 0.5)
-    assert len(bandit.rounds[0]) == 4
+    assert len(bandit.plays[0]) == 4
 
 
 @pytest.mark.parametrize(
@@ -654,6 +654,59 @@ def test_a_measure_without_a_confidence_says_so(traced):
     assert repr(ExitPolicy(Child())) == 'ExitPolicy("Child")'
     with pytest.raises(MeeError, match=re.escape("Child has no method confidence(self, state)")):
         generate(traced[0], INPUTS, ExitPolicy(Child()))
+
+
+@dataclass(eq=False)
+class Shows(Measure):
+    """One attribute of the state; it does not say that it needs logits."""
+
+    attribute: str
+
+    name = "shows"
+
+    def confidence(self, state):
+        return getattr(state, self.attribute)
+
+
+WAYS_TO_DECODE = [{}, {"propagation": "verify", "max_draft": 2}, {"propagation": "verify"}]
+
+
+@pytest.mark.parametrize("options", WAYS_TO_DECODE, ids=["copy", "drafts", "planned"])
+def test_an_attribute_that_no_state_has_is_one_clear_line(lively, options):
+    message = r'^"shows" looks at state\.margins, which there is not: mee_utils/exits/measures\.py lists'
+    with pytest.raises(MeeError, match=message):
+        generate(lively, INPUTS, ExitPolicy(Shows("margins"), **options), max_new_tokens=LENGTH)
+
+    class Mistaken(Shows):
+        def confidence(self, state):
+            return self.nothing
+
+    with pytest.raises(AttributeError, match="nothing"):  # a mistake elsewhere is Python's to tell
+        generate(lively, INPUTS, ExitPolicy(Mistaken("margin"), **options), max_new_tokens=LENGTH)
+
+
+@pytest.mark.parametrize("attribute", ["margin", "top1_probability", "entropy", "in_source"])
+def test_a_measure_that_forgets_to_say_that_it_needs_logits_is_refused(lively, attribute):
+    """Before, the LM head was multiplied twice for a token that exits, and nobody said so."""
+    message = r'^"shows" looks at logits or probabilities: set readout = True'
+    with pytest.raises(MeeError, match=message):
+        replay(trace(lively, INPUTS, max_new_tokens=LENGTH), ExitPolicy(Shows(attribute)))
+    for options in WAYS_TO_DECODE:
+        with pytest.raises(MeeError, match=message):
+            generate(lively, INPUTS, ExitPolicy(Shows(attribute), **options), max_new_tokens=LENGTH)
+
+
+def test_a_measure_on_logits_of_an_earlier_layer_alone_needs_no_readout_of_its_own(lively):
+    class Late(Measure):
+        lookback = 1
+
+        def confidence(self, state):
+            return state.earlier(1).margin
+
+    found = trace(lively, INPUTS, max_new_tokens=LENGTH)
+    nothing_exits = ExitPolicy(Late(), threshold=1.0, min_layer=2)
+    assert (replay(found, nothing_exits) == 4).all()
+    assert generate(lively, INPUTS, nothing_exits, max_new_tokens=LENGTH).mean_exit_layer == 4
 
 
 def test_a_measure_shows_its_options():

@@ -537,7 +537,7 @@ def test_the_bandit_is_ucb_in_plain_numpy_and_each_output_plays_by_itself(traced
             expected.append(layer)
     replayed = replay_policy(found, policies["bandit"], model)
     assert replayed.exit_layers(LENGTH).tolist() == expected == replayed.exit_layers(LENGTH).tolist()
-    assert not policies["bandit"].schedule.rounds, "the policy given is left as it was"
+    assert not policies["bandit"].schedule.plays, "the policy given is left as it was"
     for arm in ARMS:
         constant = replay(found, ExitPolicy("max_probability", threshold=arm), LENGTH, model)
         assert constant.tolist() != expected
@@ -554,14 +554,14 @@ def test_a_bandit_finds_the_arm_that_pays():
     for position in range(60):  # deeper layers add nothing: leaving early pays
         for depth in (0.25, 0.5, 0.75):
             bandit.exceeded(np.array([0.5]), position, 60, output, depth)
-    assert [token.arm for token in bandit.rounds[0]].count(0.3) > 45
+    assert [token.arm for token in bandit.plays[0]].count(0.3) > 45
 
 
 def test_a_token_that_is_drafted_again_is_one_round():
     bandit, output = BanditThreshold((0.3, 0.8)), np.array([4])
     for position in (0, 1, 2, 1, 2, 3):  # what followed position 0 was thrown away
         bandit.exceeded(np.array([0.5]), np.array([position]), 9, output, 0.25)
-    assert len(bandit.rounds[4]) == 4 and [token.arm for token in bandit.rounds[4]][:2] == [0.3, 0.8]
+    assert len(bandit.plays[4]) == 4 and [token.arm for token in bandit.plays[4]][:2] == [0.3, 0.8]
 
 
 # ---- mue and token_hash

@@ -34,7 +34,7 @@ def play(rewards: np.ndarray, streams: Sequence[np.ndarray], exploration: float 
         exploration: how much an arm's bonus for being rarely tried weighs.
     """
     lengths = np.array([len(stream) for stream in streams])
-    tokens = np.zeros((len(streams), lengths.max()), dtype=np.int64)  # [stream, round]
+    tokens = np.zeros((len(streams), lengths.max()), dtype=np.int64)  # [stream, play]
     for row, stream in zip(tokens, streams, strict=True):
         row[: len(stream)] = stream
     count = rewards.shape[1]

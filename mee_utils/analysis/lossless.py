@@ -46,10 +46,10 @@ def one_output(generation: Generation, number: int, layers: int, decode: Callabl
     drafts = generation.drafts[number]
     position = drafts.positions
     first_positions = position[np.append(True, np.diff(drafts.in_round) > 0)]  # of each round
-    settled_until = np.append(first_positions[1:], len(ids))[drafts.in_round - 1]
+    final_until = np.append(first_positions[1:], len(ids))[drafts.in_round - 1]
     final_layer = generation.exit_layers[number][np.minimum(position, len(ids) - 1)]
     fate = np.select(
-        [position >= settled_until, drafts.exit_layers == layers, final_layer == layers],
+        [position >= final_until, drafts.exit_layers == layers, final_layer == layers],
         [DRAFT_DROPPED, FROM_LAST_LAYER, DRAFT_REPLACED],
         default=DRAFT_KEPT,
     )
@@ -81,7 +81,7 @@ def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd
 
 
 def draft_summary(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) -> dict[str, float]:
-    """Drafts of all outputs together: share of tokens `drafted`, `acceptance`, tokens settled a round."""
+    """Drafts of all outputs together: share of tokens `drafted`, `acceptance`, tokens that a round adds."""
     predicted = drafts_of(replayed, max_draft, max_new_tokens)
     tokens = len(replayed.trace)
     return {

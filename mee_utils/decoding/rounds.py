@@ -8,14 +8,14 @@ is taken to be as confident there as at the output's own tokens.
 A worked example: an output of three tokens, a decoder of four layers, a policy that decides at layers 1 and
 2, and drafts of at most two tokens. Exit 2 stands for "not confident at any decision".
 
-| token | exit | drafted at | is the draft right? | `run_to`, if a round begins here | `settled_to` |
+| token | exit | drafted at | is the draft right? | `run_to`, if a round begins here | `next_round` |
 |---|---|---|---|---|---|
 | 0 | 0 | layer 1 | yes | 2, a draft has at most two tokens | 2, both drafts are right |
-| 1 | 1 | layer 2 | yes | 3 | 3, the last layer's token settles token 2 |
+| 1 | 1 | layer 2 | yes | 3 | 3, the last layer's token is token 2 |
 | 2 | 2 | not at all; it waits at layer 2 | no draft | 3, the output ends | 3 |
 
 Rounds begin at tokens 0 and 2: two rounds, two drafts verified, two accepted. Were the draft of token 0
-wrong, then `settled_to` of token 0 would be 1: the last layer's token replaces it, token 1 is dropped, and
+wrong, then `next_round` of token 0 would be 1: the last layer's token replaces it, token 1 is dropped, and
 the next round begins at token 1.
 """
 
@@ -37,7 +37,7 @@ class Rounds(NamedTuple):
     depth: np.ndarray  # the layer after which the token waits to be verified
     right: np.ndarray  # whether the token is drafted, and as the last layer's token
     run_to: np.ndarray  # the first token that is not run in the round
-    settled_to: np.ndarray  # the first token of the next round
+    next_round: np.ndarray  # the first token of the next round
 
     @property
     def begins(self) -> np.ndarray:
@@ -45,12 +45,12 @@ class Rounds(NamedTuple):
 
         No round goes past the end of an output, so that one chain goes through all outputs.
         """
-        settings, tokens = self.settled_to.shape
+        settings, tokens = self.next_round.shape
         begins = np.zeros((settings, tokens + 1), dtype=bool)
         begins[:, 0] = True
         for token in range(tokens):
             here = begins[:, token]
-            begins[here, self.settled_to[here, token]] = True
+            begins[here, self.next_round[here, token]] = True
         return begins[:, :-1]
 
 
@@ -80,10 +80,10 @@ def rounds_of(
     ends = np.searchsorted(sequence, sequence, side="right")  # [token], the end of its output
     run_to = np.minimum(tokens + max_draft[:, None], ends)
     run_to = np.minimum(run_to, _next_true(~drafted) + 1)
-    settled_to = np.minimum(run_to, _next_true(~right) + 1)
+    next_round = np.minimum(run_to, _next_true(~right) + 1)
     deepest = max(decision_layers, default=0)
     depth = np.array([*decision_layers, deepest])[exits]
-    return Rounds(depth, right, run_to, settled_to)
+    return Rounds(depth, right, run_to, next_round)
 
 
 def _next_true(mask: np.ndarray) -> np.ndarray:

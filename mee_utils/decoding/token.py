@@ -63,7 +63,8 @@ class LayerState:
     """A token of several rows at one layer, as a measure sees it: live (`ExitState`) or of a trace.
 
     Besides the attributes of the table in `mee_utils.exits.measures` it has `previous`, the state one layer
-    before, `step_rows`, which rows of the `Step` these are, and `decision_layers`, where the policy decides.
+    before, `step_rows`, which rows of the `Step` these are, `decision_layers`, where the policy decides, and
+    `has_readout`, whether logits of this layer were asked for.
     """
 
     def memo(self, key, compute: Callable):
@@ -123,6 +124,11 @@ class ExitState(LayerState):
     def decision_layers(self) -> tuple[int, ...]:
         """The layers at which the policy decides."""
         return self.step.bound.decision_layers
+
+    @property
+    def has_readout(self) -> bool:
+        """Whether logits of this layer were computed."""
+        return "readout_logits" in vars(self)
 
     @property
     def position(self) -> int | np.ndarray:
@@ -279,9 +285,19 @@ def states_by_layer(
 def confidence_of(measure: Measure, state: LayerState) -> np.ndarray:
     """The confidence of a measure on the host, `[rows]`.
 
-    Raises `MeeError` if the measure returns something else.
+    Raises `MeeError` if the measure returns something else, looks at something that no state has, or looks at
+    logits without saying so.
     """
-    returned = measure.confidence(state)
+    try:
+        returned = measure.confidence(state)
+    except AttributeError as error:
+        if not isinstance(error.obj, LayerState):
+            raise
+        missing = f'"{measure.name}" looks at state.{error.name}, which there is not'
+        raise MeeError(f"{missing}: mee_utils/exits/measures.py lists what there is.") from error
+    if state.has_readout and not (measure.readout or measure.needs_all_layers):
+        remedy = "set readout = True in its class, or they are computed twice for a token that exits"
+        raise MeeError(f'"{measure.name}" looks at logits or probabilities: {remedy}.')
     rows = len(state.sequence)
     try:
         confidence = on_host(returned)

@@ -70,7 +70,7 @@ class Executed(NamedTuple):
 
 
 class Row:
-    """One output: its settled tokens, the drafts that wait, and all tokens that were executed.
+    """One output: its final tokens, the drafts that wait, and all tokens that were executed.
 
     Rows stand at positions of their own, unlike those of `mee_utils.decoding.layerwise.Rows`.
     """
@@ -79,7 +79,7 @@ class Row:
         self.sequence = sequence
         self.slot = slot  # where it is in the cache
         self.last = start  # the token before the next one
-        # of each settled token; a draft's layer and confidence, or L and NaN
+        # of each final token; a draft's layer and confidence, or L and NaN
         self.token_ids: list[int] = []
         self.exit_layers: list[int] = []
         self.confidences: list[float] = []
@@ -96,7 +96,7 @@ class Row:
         """Of the next token."""
         return len(self.token_ids) + len(self.drafts)
 
-    def settle(self, predicted: list[int], layers: int, vocabulary: int) -> None:
+    def accept(self, predicted: list[int], layers: int, vocabulary: int) -> None:
         """Accepts drafts up to the first that the last layer does not predict, and takes its token there."""
         self.rounds += 1
         for position, draft in enumerate(self.drafts, start=len(self.token_ids)):
@@ -118,7 +118,7 @@ class Row:
         self.last = self.token_ids[-1]
 
     def output(self) -> Output:
-        """The output, all its tokens settled."""
+        """The output, all its tokens final."""
         drafts = Drafts(
             rounds=self.rounds,
             verified=self.verified_drafts,
@@ -228,7 +228,7 @@ class DraftDecoder:
             rows[index].ready_to_verify = True
 
     def verify(self, rows: list[Row]) -> None:
-        """Runs what waits in these rows through all layers, and settles it."""
+        """Runs what waits in these rows through all layers, and accepts what is right."""
         decoder = self.decoder
         cache = self.cache
         layers = self.bound.layers
@@ -245,7 +245,7 @@ class DraftDecoder:
         check_finite(ids, np.repeat([row.sequence for row in rows], span.counts), np.full(len(ids), layers))
         by_row = np.split(ids, span.counts.cumsum()[:-1])
         for row, predicted in zip(rows, by_row, strict=True):
-            row.settle(predicted.tolist(), layers, self.bound.vocabulary)
+            row.accept(predicted.tolist(), layers, self.bound.vocabulary)
         # tokens that were dropped have no keys and values any more
         cache.filled[:, slots] = [row.position for row in rows]
 
@@ -270,7 +270,7 @@ class DraftDecoder:
         return on_host(logits.argmax(dim=-1)), self.bound.vocabulary
 
     def _ended(self, row: Row) -> bool:
-        """Whether a row's last token, drafted or settled, ends its output, or there is room for no other."""
+        """Whether a row's last token, drafted or final, ends its output, or there is room for no other."""
         return row.last in self.decoder.ends or row.position == self.cache.max_new_tokens
 
     def _drop_finished(self, going: list[Row]) -> None:

@@ -64,7 +64,9 @@ class Measure(EqualByValue):
     integer_threshold = False
     min_layer: int | None = None  # first layer that decides by default; None: the model's `min_exit_layer`
 
-    readout = False  # whether it needs logits or probabilities: a product with the LM head at each decision
+    # whether it looks at this layer's logits, or at what is computed from them (probabilities, `margin`,
+    # `in_source` and so on): a product with the LM head at each decision
+    readout = False
     lookback = 0  # how many layers before this one it needs, by `earlier`
     uses_exit_history = False  # whether it needs all decision layers so far, by `so_far`
     recurrent = False  # whether it has to run at every layer from the first on, deciding there or not

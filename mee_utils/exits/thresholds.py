@@ -191,7 +191,7 @@ class AdaptiveThreshold(Threshold):
 
 @dataclass
 class _Play:
-    """One token as a round of a bandit. Depths are shares of all layers."""
+    """One token as a play of a bandit. Depths are shares of all layers."""
 
     arm: float
     first_confidence: float
@@ -208,7 +208,7 @@ class BanditThreshold(Threshold):
     """A bandit over thresholds, the `arms` (UCBEE, Pacheco et al. 2024; CeeBERT, Bajpai and Hanawal 2024).
 
     Each output has a bandit to itself, so that a row of a batch gets what it would get alone. Each token is a
-    round.
+    play.
 
     Arms are tried once in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
     The reward is the gain in confidence from the first decision to the last, minus `cost` times the share of
@@ -219,7 +219,7 @@ class BanditThreshold(Threshold):
         arms: at least two thresholds from 0 to 1.
         exploration: how much an arm's bonus for being rarely tried weighs, from 0 on.
         cost: of running all layers, in units of confidence, from 0 on.
-        rounds: by index of the input, the tokens so far.
+        plays: by index of the input, the tokens so far.
 
     Raises `MeeError` for settings out of range.
     """
@@ -231,7 +231,7 @@ class BanditThreshold(Threshold):
         super().__init__(max(self.arms))
         self.exploration = check_number("exploration", exploration)
         self.cost = check_number("cost", cost)
-        self.rounds: dict[int, list[_Play]] = defaultdict(list)
+        self.plays: dict[int, list[_Play]] = defaultdict(list)
 
     @staticmethod
     def _check_arms(arms: Sequence[float]) -> tuple[float, ...]:
@@ -251,20 +251,20 @@ class BanditThreshold(Threshold):
         exits = np.zeros(len(confidence), dtype=bool)
         positions = np.broadcast_to(position, len(confidence)).tolist()
         for row, output in enumerate(sequence.tolist()):
-            exits[row] = self._decide(self.rounds[output], positions[row], float(confidence[row]), depth)
+            exits[row] = self._decide(self.plays[output], positions[row], float(confidence[row]), depth)
         return exits
 
-    def _decide(self, rounds: list[_Play], position: int, confidence: float, depth: float) -> bool:
-        """Whether one token exits; `rounds` are those of its output.
+    def _decide(self, plays: list[_Play], position: int, confidence: float, depth: float) -> bool:
+        """Whether one token exits; `plays` are those of its output.
 
         A row whose token has exited may stay in the batch, masked, and is asked again at deeper layers (see
         `mee_utils.decoding.token.TokenRun`): what it says there does not count.
         """
-        first_decision = position >= len(rounds) or depth <= rounds[position].decided_depth
-        if first_decision:  # if the token was drafted before, that round and what followed it are void
-            del rounds[position:]
-            rounds.append(_Play(self._choose(rounds), confidence, confidence, depth))
-        token = rounds[position]
+        first_decision = position >= len(plays) or depth <= plays[position].decided_depth
+        if first_decision:  # if the token was drafted before, that play and what followed it are void
+            del plays[position:]
+            plays.append(_Play(self._choose(plays), confidence, confidence, depth))
+        token = plays[position]
         token.decided_depth = depth
         exits = confidence > token.arm
         if token.exit_depth == 1.0:  # it has not exited at an earlier layer
@@ -272,12 +272,12 @@ class BanditThreshold(Threshold):
             token.exit_depth = depth if exits else 1.0
         return exits
 
-    def _choose(self, rounds: list[_Play]) -> float:
+    def _choose(self, plays: list[_Play]) -> float:
         """The arm of the next token."""
-        if len(rounds) < len(self.arms):
-            return self.arms[len(rounds)]
-        rewards = np.array([each.reward(self.cost) for each in rounds])
-        played = np.array([each.arm for each in rounds]) == np.array(self.arms)[:, None]  # [arm, round]
+        if len(plays) < len(self.arms):
+            return self.arms[len(plays)]
+        rewards = np.array([each.reward(self.cost) for each in plays])
+        played = np.array([each.arm for each in plays]) == np.array(self.arms)[:, None]  # [arm, play]
         times = played.sum(axis=1)
-        bounds = played @ rewards / times + self.exploration * np.sqrt(log(len(rounds)) / times)
+        bounds = played @ rewards / times + self.exploration * np.sqrt(log(len(plays)) / times)
         return self.arms[int(bounds.argmax())]

@@ -99,7 +99,7 @@ def verified_on_gpu() -> dict:
     """How fast verified exits of the small models would be on the GPU in a decoder of this shape.
 
     The `least` and `most` of tasks one output at a time, and in how many of the `cases` in `batches` they are
-    `faster_in_batches` in every round. {}: not timed.
+    `faster_in_batches` in every timing run. {}: not timed.
     """
     rows = _simulations(BENCH / GPU)
     rows = rows[rows.kind == "verified"]
@@ -130,7 +130,7 @@ def _of_verified(simulated: dict) -> str:
 
 
 def _gained(lines: pd.DataFrame) -> str:
-    """How much faster exits at half depth are, with the range over rounds; "" if they were not timed."""
+    """How much faster exits at half depth are, with the range over timing runs; "" if they were not timed."""
     half = lines[lines.what == "exits at half depth"]
     if half.empty:
         return ""

@@ -237,7 +237,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Timing:
-    """Timed settings `[setting]`, full depth being 1: medians over rounds, and the range of the first."""
+    """Timed settings `[setting]`, full depth being 1: medians over runs, and the range of the first."""
 
     tokens: np.ndarray  # a second
     lowest: np.ndarray
@@ -262,7 +262,7 @@ class Timing:
 
 
 def surely_positive(least: float, most: float) -> Comparison:
-    """Whether a margin of times is positive, from its range over rounds; open where that goes through 0."""
+    """Whether a margin of times is positive, from its range over runs; open where that goes through 0."""
     if least > 0 or most < 0:
         return Estimate(least if least > 0 else most) > 0
     return Estimate(0.0, np.zeros(2)) > 0

@@ -65,9 +65,9 @@ def headline_table(
     """The best exits of each kind that keep 99 % of the score: a row a task and kind that has one.
 
     A rule keeps it if the lower end of a 95 % interval does; a fixed layer, if its mean does. Of rules and of
-    fixed layers the fastest in one half of the timing rounds wins, and its `speed` is that of the other half.
+    fixed layers the fastest in one half of the timing runs wins, and its `speed` is that of the other half.
     Where none was timed, the row has none (NaN). `untimed` says how many were not, and `faster` how many of
-    the kind are faster than full depth in every round.
+    the kind are faster than full depth in every timing run.
 
     Args:
         profile: whose timings are read.
@@ -136,7 +136,7 @@ def _single(part: str, settings: pd.DataFrame, profile: str) -> pd.DataFrame:
 def draw_headline(
     table: pd.DataFrame, behind: pd.DataFrame | None = None, behind_name: str = "", message: str = ""
 ):
-    """Draws rows of `headline_table`, one panel a task: bars from full depth, with the range over rounds.
+    """Draws rows of `headline_table`, one panel a task: bars from full depth, with the range over runs.
 
     Args:
         behind: the rows of another profile, drawn as open circles.
@@ -176,7 +176,7 @@ def headline_message(table: pd.DataFrame, subject: str = "Exits") -> str:
 
 
 def faster_tasks(table: pd.DataFrame) -> dict[str, set[str]]:
-    """Kind -> the tasks on which it, or some rule of it, is faster than full depth in every round."""
+    """Kind -> the tasks on which it, or some rule of it, is faster than full depth in every timing run."""
     faster = table[table.faster > 0]
     return {kind: set(faster.task[faster.kind == kind]) for kind in KINDS}
 

@@ -37,7 +37,8 @@ NEAR = 0.8  # of the full score: a single measure below is written in its panel,
 ROOM_BELOW = 0.12  # of the height of a panel, for that line
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
 SMALL_PRINT = (
-    "whiskers: range over rounds (speed), 95 % intervals (score); thin lines join the two points of a measure"
+    "whiskers: range over timing runs (speed), 95 % intervals (score); "
+    "thin lines join the two points of a measure"
 )
 BY_BATCH = (  # above the second figure
     "Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second "
@@ -109,9 +110,9 @@ def _published_title(task: str, published: pd.DataFrame) -> str:
 
 
 def with_rate(times: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Rows with `rate`, "samples" or "tokens" a second, and its range over rounds.
+    """Rows with `rate`, "samples" or "tokens" a second, and its range over timing runs.
 
-    The range is that of the ratio to full depth, which is taken within a round.
+    The range is that of the ratio to full depth, which is taken within a run.
     """
     ratio = {"samples": ("samples_speed", "samples_"), "tokens": ("speed", "")}
     speed, prefix = ratio[unit]
@@ -235,7 +236,7 @@ def speed_message(times: pd.DataFrame) -> str:
         parts.append(f"{counts} ({listed(others)})" if others else counts)
     cases = at_first[batch].cases
     return (
-        f"Of {cases} cases, how many beat full depth in every round, and keep {QUALITY:.0%} of the score: "
+        f"Of {cases} cases, how many beat full depth in every run, and keep {QUALITY:.0%} of the score: "
         f"{', '.join(parts)}"
     )
 
@@ -246,7 +247,7 @@ def _in_short(case: Cases) -> str:
 
 
 class Cases(NamedTuple):
-    """Measures on tasks: all, those faster than full depth in every round, and those that keep 99 % too."""
+    """Measures on tasks: all, those faster than full depth in every run, and those that keep 99 % too."""
 
     cases: int
     faster: int
@@ -266,7 +267,7 @@ def faster_cases(times: pd.DataFrame) -> dict[int, dict[int, Cases]]:
 
 
 def keeping_cases(times: pd.DataFrame, layer: int, batch: int) -> pd.DataFrame:
-    """The measures, without the cut, that beat full depth in every round and keep 99 % of the mean score."""
+    """The measures, without the cut, that beat full depth in every run and keep 99 % of the mean score."""
     measured = times[(times.decoder == EXACT) & (times.rule != "full_depth")]
     return _keeping(measured[(measured.min_layer == layer) & (measured.batch == batch)])
 
@@ -277,7 +278,7 @@ def _counted(rows: pd.DataFrame) -> Cases:
 
 
 def _keeping(rows: pd.DataFrame) -> pd.DataFrame:
-    """Those of some measures that are faster in every round and keep enough."""
+    """Those of some measures that are faster in every run and keep enough."""
     return rows[(rows.lowest > 1) & (rows.retained >= QUALITY)]
 
 

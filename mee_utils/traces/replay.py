@@ -308,6 +308,11 @@ class TraceState(LayerState):
         return getattr(trace, name)[tokens, self.layer - 1]
 
     @property
+    def has_readout(self) -> bool:
+        """Whether logits of this layer were asked for, or what is computed from them."""
+        return self.layer in self.traced.read_layers
+
+    @property
     def layers(self) -> int:
         """Depth L."""
         return self.traced.trace.layers

@@ -127,8 +127,8 @@ def vanilla_gains_confidence_later(results):
     "mean confidence falls least for CALM",
     source="MEE blog, section 2",
     quote=(
-        "Monotonicity holds best for CALM (here, on average: its mean confidence never falls by more than "
-        "vanilla's, to within 0.005)."
+        "Monotonicity holds best for CALM (here, on average: from one layer to the next its mean confidence "
+        "falls by less than vanilla's)."
     ),
     published="holds best",
     judged_by="confidence",
@@ -137,7 +137,7 @@ def vanilla_gains_confidence_later(results):
 def mean_confidence_falls_least_for_calm(results):
     calm = largest_drop(results.confidence.curve("confidence", model="calm"))
     vanilla = largest_drop(results.confidence.curve("confidence", model="vanilla"))
-    return f"largest drop {calm:.4f} against {vanilla:.4f}", calm < vanilla + 0.005
+    return f"largest drop {calm:.4f} against {vanilla:.4f}", calm < vanilla
 
 
 def holds_best_for_calm(results, kind: str, after_layer: int) -> tuple[str, Comparison]:

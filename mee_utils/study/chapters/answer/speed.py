@@ -49,7 +49,7 @@ def four_ways(
         verified: timed drafts that the last layer verifies: `task`, `batch` and the speeds.
         quality: the share of the score that a fixed layer keeps on average.
 
-    Half of the timing rounds choose the fastest (`ranked`), the speeds are those of the other half.
+    Half of the timing runs choose the fastest (`ranked`), the speeds are those of the other half.
     """
     kinds = answer.rule.map(KIND_OF).fillna(OTHER_RULES)
     of_ways = [
@@ -150,7 +150,7 @@ def _write_speed(axis, speed: float, height: float) -> None:
 
 
 def answer_message(ways: pd.DataFrame, quality: float) -> str:
-    """On how many tasks each way is faster than full depth in every round, one output at a time."""
+    """On how many tasks each way is faster than full depth in every timing run, one output at a time."""
     single = ways[ways.batch == 1]
     by_way = single.groupby("way")
     faster = {way: (rows.lowest > 1).sum() for way, rows in by_way}
