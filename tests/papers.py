@@ -136,14 +136,8 @@ class Clone:
 
     def __init__(self, folder):
         self.root = folder / "clone"
-        shutil.copytree(
-            ROOT / "mee_utils",
-            self.root / "mee_utils",
-            ignore=shutil.ignore_patterns("checkpoints", "__pycache__"),
-        )
-        shutil.copytree(
-            ROOT / "notebooks", self.root / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", ".*")
-        )
+        if not self.root.exists():
+            self._copy()
         self.profiles = self.root / "notebooks" / "profiles"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
             "PYTHONPATH": str(self.root),
@@ -154,6 +148,16 @@ class Clone:
             "TOKENIZERS_PARALLELISM": "false",
             "MPLBACKEND": "agg",
         }
+
+    def _copy(self):
+        shutil.copytree(
+            ROOT / "mee_utils",
+            self.root / "mee_utils",
+            ignore=shutil.ignore_patterns("checkpoints", "__pycache__"),
+        )
+        shutil.copytree(
+            ROOT / "notebooks", self.root / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", ".*")
+        )
         self.replace("study/results.py", "dpi=150", "dpi=30")  # drawing would take longer than computing
 
     def replace(self, module, old, new):

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,9 @@ import pandas as pd
 import papers
 from hub import serving
 
+from mee_utils import MeeError
 from mee_utils.models.costs import DecoderSizes, generation_flops
+from mee_utils.study import jobs
 from mee_utils.study.catalogue import MAIN_MODEL
 from mee_utils.study.profiles import Checkpoint, load_profile
 from mee_utils.tasks.synthetic.generator import examples
@@ -253,7 +255,21 @@ class Step:
 
 
 def measured_step(clone, environment, name, command):
-    """Runs a command of the clone to its end, and measures it with all its children."""
+    """Runs a command of the clone to its end, and measures it with all its children.
+
+    What has ended well is kept beside the clone, and is not run again there.
+    """
+    record = clone.root.parent / "steps" / f"{' '.join(command)}.json"
+    if record.exists():
+        return Step(**json.loads(record.read_text()))
+    step = _run_and_measured(clone, environment, name, command)
+    if step.status == 0:
+        record.parent.mkdir(exist_ok=True)
+        record.write_text(json.dumps(asdict(step)))
+    return step
+
+
+def _run_and_measured(clone, environment, name, command):
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "counted.json"
         log = Path(folder) / "log"
@@ -342,24 +358,63 @@ def steps_after_models(profile):
     return [*measured, *profile.run_notebooks]
 
 
-def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, notebooks=()):
-    """Runs a profile on a stand-in for the hub; yields a `Step` for the models, the measurements if there are
-    any, and each notebook.
+def prepared(profile, shape, folder, **lengths):
+    """A clone in which a profile has few examples, beside all that it asks the hub for.
+
+    In the folder of an interrupted rehearsal it is the clone that is there, with the code that it has.
+    Raises `MeeError` if that rehearsal was another one, or if something else is in the folder.
     """
+    wanted = {"profile": profile, "shape": shape, **lengths}
+    options = folder / "options.json"
+    if options.exists():
+        there = json.loads(options.read_text())
+        if there != wanted:
+            raise MeeError(
+                f"{folder} has a rehearsal with {there}: go on with these, or give another folder."
+            )
+        return papers.Clone(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise MeeError(f"{folder} is not empty, and no rehearsal was begun there: give another folder.")
     settings = load_profile(profile)
-    write_hub(folder / "hub", settings, shape, t5_tokenizer(), tokens)
+    write_hub(folder / "hub", settings, shape, t5_tokenizer(), lengths["tokens"])
     clone = papers.Clone(folder)
     layers = json.loads((folder / "hub/weights/config.json").read_text())["num_decoder_layers"]
-    clone.edit(lambda content: few(content, examples, tokens, source_tokens, layers), profile)
+    clone.edit(lambda content: few(content, **lengths, layers=layers), profile)
+    options.write_text(json.dumps(wanted))
+    return clone
+
+
+def commands_of(step, profile):
+    """The commands of a step, as lists of arguments: each gets a process of its own.
+
+    One training after the other in the same process leaves its memory in fragments, and so do measurements.
+    """
+    where = ["--profile", profile.name]
+    if step == MODELS:
+        return [["train", "--model", name, *where] for name in profile.training.models]
+    if step == MEASURE:
+        measured = [
+            ["job", job.kind, "--model", job.model, "--task", job.task, *where]
+            for job in jobs.measurements(profile)
+        ]
+        return [*measured, ["job", "tables", "--name", "measured", *where]]
+    return [[IN_PROCESS, profile.name, step]]
+
+
+def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, notebooks=()):
+    """Runs a profile on a stand-in for the hub; yields a `Step` for the models, the measurements if there are
+    any, and each notebook. What an interrupted rehearsal in the same folder ran to its end is not run again.
+    """
+    lengths = {"examples": examples, "tokens": tokens, "source_tokens": source_tokens}
+    clone = prepared(profile, shape, folder, **lengths)
+    settings = load_profile(profile)
     with serving(folder, COMMITS) as (_, environment):
         environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(clone.root)}
         environment |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        yield joined(
-            measured_step(clone, environment, MODELS, ["train", "--profile", profile, "--model", name])
-            for name in settings.training.models  # in a process each: one training leaves memory fragmented
-        )
-        for name in notebooks or steps_after_models(settings):
-            yield measured_step(clone, environment, name, [IN_PROCESS, profile, name])
+        for step in [MODELS, *(notebooks or steps_after_models(settings))]:
+            commands = commands_of(step, settings)
+            yield joined(measured_step(clone, environment, step, command) for command in commands)
 
 
 def example_flops(sizes, encoder_layers, source_tokens, tokens):
@@ -531,12 +586,14 @@ def new_parser():
         "--notebook", action="append", default=[], help='only this one (may be given again), or "measure"'
     )
     parser.add_argument("--uncounted", action="store_true", help="no FLOPs are counted: that takes time")
-    parser.add_argument("--folder", type=Path, help="work there, and keep it; by default a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="work there, and keep it; a rehearsal that was interrupted there goes on"
+    )
     return parser
 
 
 def main(arguments):
-    """Rehearses a profile, and prints the report; exit status 1 if a step failed."""
+    """Rehearses a profile; exit status 2 for options that do not fit, else that of `rehearse_aloud`."""
     options = new_parser().parse_args(arguments)
     if options.uncounted:
         os.environ["UNCOUNTED"] = "1"
@@ -547,20 +604,28 @@ def main(arguments):
         needed = f"--examples {LEAST_EXAMPLES} and --tokens {LEAST_TOKENS}, or more"
         print(f"error: notebooks need {needed}.", file=sys.stderr)
         return 2
+    try:
+        with tempfile.TemporaryDirectory(prefix="mee-") as temporary:
+            return rehearse_aloud(options, options.folder or Path(temporary))
+    except MeeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def rehearse_aloud(options, folder):
+    """Says what each step took as it ends, and then prints the report; exit status 1 if a step failed."""
     lengths = {"tokens": options.tokens, "source_tokens": options.source_tokens, "examples": options.examples}
-    with tempfile.TemporaryDirectory(prefix="mee-") as temporary:
-        folder = options.folder or Path(temporary)
-        steps = []
-        for step in rehearse(options.profile, options.shape, folder, notebooks=options.notebook, **lengths):
-            steps.append(step)
-            print(
-                f"{step.name}: {step.wall:.0f} seconds, {step.memory / GIGA:.1f} GB{of_gpu(step)}",
-                file=sys.stderr,
-                flush=True,
-            )
-            if step.status:
-                print(step.said[-3000:], file=sys.stderr)
-        print(report(load_profile(options.profile), options.shape, steps, **lengths))
+    steps = []
+    for step in rehearse(options.profile, options.shape, folder, notebooks=options.notebook, **lengths):
+        steps.append(step)
+        print(
+            f"{step.name}: {step.wall:.0f} seconds, {step.memory / GIGA:.1f} GB{of_gpu(step)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if step.status:
+            print(step.said[-3000:], file=sys.stderr)
+    print(report(load_profile(options.profile), options.shape, steps, **lengths))
     return int(any(step.status for step in steps))
 
 

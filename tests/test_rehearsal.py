@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 import rehearsal
 from hub import serving
 
+from mee_utils.study import jobs
 from mee_utils.study.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("rehearsal")
@@ -229,3 +231,42 @@ def test_models_that_were_made_one_after_the_other_are_one_step():
     second = rehearsal.Step("models", -9, 5.0, 6.0, 4 * 10**9, 1e12, "second", 2)
     expected = rehearsal.Step("models", -9, 15.0, 26.0, 4 * 10**9, 6e12, "first second", 7)
     assert rehearsal.joined([first, second]) == expected
+
+
+def test_every_model_and_every_measurement_has_a_process_of_its_own():
+    profile = load_profile("paper")
+    trained = rehearsal.commands_of(rehearsal.MODELS, profile)
+    assert [command[2] for command in trained] == list(profile.training.models)
+    measured = rehearsal.commands_of(rehearsal.MEASURE, profile)
+    assert len(measured) == len(jobs.measurements(profile)) + 1 and measured[-1][1] == "tables"
+    assert len({" ".join(command) for command in measured}) == len(measured)
+    assert rehearsal.commands_of("00_models", profile) == [["in process", "paper", "00_models"]]
+
+
+def test_what_ended_well_in_an_interrupted_rehearsal_is_not_run_again(tmp_path, monkeypatch):
+    statuses = iter([1, 0])
+
+    def run(clone, environment, name, command):
+        return rehearsal.Step(name, next(statuses), 1.5, 2.5, 3, 4.0, "said", 5)
+
+    monkeypatch.setattr(rehearsal, "_run_and_measured", run)
+    clone = SimpleNamespace(root=tmp_path / "clone")
+    steps = [rehearsal.measured_step(clone, {}, "measure", ["job", "oracle"]) for _ in range(3)]
+    assert [step.status for step in steps] == [1, 0, 0], "the first failed, so it was run once more"
+    assert steps[1] == steps[2]
+    with pytest.raises(StopIteration):
+        rehearsal.measured_step(clone, {}, "measure", ["job", "survey"])
+
+
+def test_a_folder_with_another_rehearsal_or_something_else_is_refused(tmp_path, capsys):
+    command = ["--profile", NAME, "--shape", "small", "--folder", str(tmp_path)]
+    begun = {"profile": NAME, "shape": "true", "examples": 5, "tokens": 8, "source_tokens": 64}
+    (tmp_path / "options.json").write_text(json.dumps(begun))
+    assert rehearsal.main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path} has a rehearsal with") and said.count("\n") == 1
+    (tmp_path / "options.json").rename(tmp_path / "notes.json")
+    assert rehearsal.main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path} is not empty, and no rehearsal was begun there")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.json"], "nothing was written"
