@@ -1,5 +1,7 @@
 """Traces of models of other families: tiny, with random weights."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -254,12 +256,16 @@ def test_logits_that_are_more_than_head_and_norm_are_an_error(t5):
     class Odd(GPT2LMHeadModel):
         def forward(self, *given, **named):
             output = super().forward(*given, **named)
-            output.logits = output.logits * 2
+            output.logits = output.logits.tanh()
             return output
 
+        def generate(self, *given, **named):
+            raise AssertionError("hours of decoding come before the error")
+
     network = Odd(FAMILIES["gpt2"][1](len(t5.tokenizer), {"eos_token_id": 1}))
-    with pytest.raises(MeeError, match="The logits of Odd are not its LM head after its final norm"):
-        trace(AnyModel(network, t5.tokenizer, "odd"), INPUTS, ["a", "b", "c"])
+    for references in (["a", "b", "c"], None):
+        with pytest.raises(MeeError, match="The logits of Odd are not its LM head after its final norm"):
+            trace(AnyModel(network, t5.tokenizer, "odd"), INPUTS, references)
 
 
 def test_a_state_that_is_projected_before_the_head_is_one_line(t5):
@@ -282,7 +288,196 @@ def test_stored_settings_that_change_greedy_search_do_not_reach_a_trace(t5):
     stored.repetition_penalty = 5.0
     stored.no_repeat_ngram_size = 1
     stored.forced_eos_token_id = 1
-    traced = trace(model, INPUTS, max_new_tokens=6)
+    with pytest.warns(
+        UserWarning, match=r"gpt2 is traced along plain .*: forced_eos_token_id=1, no_repeat"
+    ) as said:
+        traced = trace(model, INPUTS, max_new_tokens=6)
+    assert said[0].filename == __file__, "the warning points at the call"
     assert np.array_equal(traced.token_id, plain.token_id)
     assert (traced.token_id == traced.final_id).all()
     assert model.network.generation_config is stored and stored.repetition_penalty == 5.0
+
+
+def causal(t5):
+    network, config = FAMILIES["gpt2"]
+    torch.manual_seed(1)
+    return AnyModel(network(config(len(t5.tokenizer), {"eos_token_id": 1})), t5.tokenizer, "gpt2")
+
+
+SEARCHES = {
+    "return_dict_in_generate": True,
+    "num_return_sequences": 2,
+    "penalty_alpha": 0.6,
+    "dola_layers": "low",
+    "prompt_lookup_num_tokens": 3,
+    "assistant_early_exit": 1,
+    "is_assistant": True,
+    "num_beams": 3,
+    "do_sample": True,
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_other_searches_stored_with_a_model_do_not_reach_a_trace(name, t5):
+    """Before, each was a traceback of transformers, or another output."""
+    model = causal(t5)
+    plain = trace(model, INPUTS, max_new_tokens=6)
+    setattr(model.network.generation_config, name, SEARCHES[name])
+    assert np.array_equal(trace(model, INPUTS, max_new_tokens=6).token_id, plain.token_id)
+    assert getattr(model.network.generation_config, name) == SEARCHES[name]
+
+
+def test_a_model_that_reads_padding_is_refused_in_batches(t5):
+    """Before, it wrote one thing in a batch and the trace was of another; one input at a time is right."""
+
+    class Unmasked(GPT2LMHeadModel):
+        def forward(self, input_ids=None, attention_mask=None, position_ids=None, **named):
+            return super().forward(input_ids, **named)
+
+    torch.manual_seed(1)
+    network = Unmasked(FAMILIES["gpt2"][1](len(t5.tokenizer), {"eos_token_id": None}))
+    for weight in network.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    model = AnyModel(network, t5.tokenizer, "unmasked")
+    with pytest.raises(MeeError, match=r"^For \d+% of the tokens that unmasked wrote.*use batch_size=1\.$"):
+        trace(model, INPUTS, max_new_tokens=8)
+    alone = trace(model, INPUTS, max_new_tokens=8, batch_size=1)
+    assert (alone.final_id == alone.token_id).all()
+
+
+SCALED = {
+    "cohere": ("Cohere", {"logit_scale": 0.25, "num_key_value_heads": 4}),
+    "granite": ("Granite", {"logits_scaling": 8.0, "num_key_value_heads": 4}),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_constant_factor_of_the_logits_is_found(name, t5):
+    """Before, such models could not be traced."""
+    family, options = SCALED[name]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{family}Config")(vocab_size=len(t5.tokenizer), **SIZES, **options)
+    network = getattr(transformers, f"{family}ForCausalLM")(config)
+    model = AnyModel(network, t5.tokenizer, name)
+    found = trace(model, INPUTS, max_new_tokens=6)
+    assert (found.final_id == found.token_id).all()
+    first = torch.tensor([t5.tokenizer(INPUTS[0]).input_ids])
+    with torch.inference_mode():
+        own = torch.softmax(network(first).logits[0, -1], -1)
+    assert found.top_probabilities[0, -1, 0] == pytest.approx(own.max().item(), rel=1e-4)
+
+
+WIDE = 56  # of a feed-forward layer, which no default is
+FEED_FORWARD = {
+    "Bart": {"decoder_ffn_dim": WIDE, "encoder_ffn_dim": 40, "d_model": WIDTH},
+    "Marian": {"decoder_ffn_dim": WIDE, "encoder_ffn_dim": 40, "d_model": WIDTH},
+    "Pegasus": {"decoder_ffn_dim": WIDE, "encoder_ffn_dim": 40, "d_model": WIDTH},
+    "OPT": {"ffn_dim": WIDE, "hidden_size": WIDTH, "word_embed_proj_dim": WIDTH},
+    "GPT2": {"n_inner": WIDE, "n_embd": WIDTH},
+    "CTRL": {"dff": WIDE, "n_embd": WIDTH},
+    "Falcon": {"ffn_hidden_size": WIDE, "hidden_size": WIDTH},
+    "Llama": {"intermediate_size": WIDE, "hidden_size": WIDTH},
+    "Phi": {"intermediate_size": WIDE, "hidden_size": WIDTH},
+    "Gemma": {"intermediate_size": WIDE, "hidden_size": WIDTH, "head_dim": 8},
+}
+GATED = ("Llama", "Gemma")
+DEPTHS = {"GPT2": "n_layer", "CTRL": "n_layer", "Bart": "decoder_layers", "Marian": "decoder_layers"}
+DEPTHS |= {"Pegasus": "decoder_layers"}
+HEADS = {"GPT2": "n_head", "CTRL": "n_head"}
+
+
+@pytest.mark.parametrize("family", FEED_FORWARD)
+def test_flops_are_counted_from_the_size_that_the_weights_have(family, t5):
+    """Before, BART and its kin were counted with their class's default, 4096, whatever their size."""
+    settings = dict(FEED_FORWARD[family])
+    settings |= {DEPTHS.get(family, "num_hidden_layers"): 2, HEADS.get(family, "num_attention_heads"): 4}
+    if family in ("Bart", "Marian", "Pegasus"):
+        settings |= {"encoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        settings.pop("num_attention_heads")
+    if family in ("Llama", "Phi", "Gemma"):
+        settings["num_key_value_heads"] = 4
+    ids = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+    config = getattr(transformers, f"{family}Config")(vocab_size=len(t5.tokenizer), **settings, **ids)
+    kind = "MTModel" if family == "Marian" else "ForConditionalGeneration"
+    heads = {"GPT2": "LMHeadModel", "CTRL": "LMHeadModel"}
+    if family not in ("Bart", "Marian", "Pegasus"):
+        kind = heads.get(family, "ForCausalLM")
+    network = getattr(transformers, f"{family}{kind}")(config)
+    sizes = AnyModel(network, t5.tokenizer, family).sizes
+    assert any(WIDE in weight.shape for weight in network.parameters() if weight.dim() == 2)
+    assert (sizes.d_ff, sizes.gated) == (WIDE, family in GATED)
+
+
+def test_of_a_mixture_of_experts_those_are_counted_that_a_token_uses(t5):
+    config = transformers.MixtralConfig(
+        vocab_size=len(t5.tokenizer),
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=4,
+        **SIZES,
+    )
+    sizes = AnyModel(transformers.MixtralForCausalLM(config), t5.tokenizer, "mixtral").sizes
+    assert (sizes.d_ff, sizes.gated) == (2 * SIZES["intermediate_size"], True)
+
+
+def test_a_pad_token_that_only_the_tokenizer_has_is_never_read(t5):
+    """Before, a batch with padding was an IndexError, though padding is masked."""
+    model = causal(t5)
+    plain = trace(model, INPUTS, max_new_tokens=6)
+    tokenizer = copy.deepcopy(t5.tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "[PADDING]"})
+    assert tokenizer.pad_token_id >= model.vocabulary
+    padded = trace(AnyModel(model.network, tokenizer, "gpt2"), INPUTS, max_new_tokens=6)
+    assert np.array_equal(padded.token_id, plain.token_id)
+
+
+def test_a_tokenizer_that_does_not_fit_is_one_clear_line(t5):
+    model = causal(t5)
+    tokenizer = copy.deepcopy(t5.tokenizer)
+    tokenizer.add_tokens(["entirely"])
+    with pytest.raises(
+        MeeError, match=r"^The tokenizer gives an id of \d+, and gpt2 has \d+: it belongs to anot"
+    ):
+        trace(AnyModel(model.network, tokenizer, "gpt2"), [f"{INPUTS[0]} entirely"])
+    for given in (None, "gpt2"):
+        with pytest.raises(MeeError, match=r"^tokenizer=.*: give the one that belongs to gpt2\.$"):
+            AnyModel(model.network, given, "gpt2")
+
+
+def test_inputs_and_outputs_may_have_limits_of_their_own(t5):
+    """LED: before, an output beyond the decoder's positions was an IndexError."""
+    config = transformers.LEDConfig(
+        vocab_size=len(t5.tokenizer),
+        d_model=WIDTH,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_encoder_position_embeddings=64,
+        max_decoder_position_embeddings=16,
+        attention_window=8,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+    )
+    model = AnyModel(transformers.LEDForConditionalGeneration(config), t5.tokenizer, "led")
+    assert (model.positions, model.source_positions) == (16, 64)
+    with pytest.raises(MeeError, match="led takes 16 tokens"):
+        trace(model, INPUTS, max_new_tokens=40)
+    with pytest.raises(MeeError, match="led takes 64 tokens"):
+        trace(model, [INPUTS[0] * 20], max_new_tokens=4)
+    assert len(trace(model, INPUTS, max_new_tokens=6)) > 0
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_one_by_name(t5, tmp_path):
+    causal(t5).network.save_pretrained(tmp_path / "model")
+    t5.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(MeeError, match=r"tokenizer= of load_model or load_any_model"):
+        load_any_model(tmp_path / "model")
+    model = load_any_model(tmp_path / "model", tokenizer=tmp_path / "tokenizer")
+    assert len(trace(model, INPUTS, max_new_tokens=3)) > 0

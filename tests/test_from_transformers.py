@@ -1,5 +1,7 @@
 """`model.generate` with exits: the same ids as `generate`, and whatever exits do not follow is refused."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +150,88 @@ def test_another_family_is_refused_in_one_line(tokenizer):
     ids = torch.tensor([[3, 4]])
     with pytest.raises(MeeError, match='is a "gpt2"'):
         network.generate(ids, custom_generate=decode_with_exits, exit_policy=MARGIN, max_new_tokens=2)
+
+
+def test_a_model_without_an_id_for_padding_pads_as_transformers_does(lively):
+    """With the end id; before, with 0."""
+    network = copy.deepcopy(lively.network)
+    network.generation_config.pad_token_id = network.config.pad_token_id = None
+    full = run(lively, None)
+    row = int((full[:, -1] != 0).nonzero()[0])  # an output of full length
+    end = int(full[row, -3])
+    settings = {"max_new_tokens": LENGTH, "pad_token_id": None, "eos_token_id": end, "use_cache": False}
+    expected = network.generate(**encode(lively), **settings)
+    found = network.generate(**encode(lively), **settings, custom_generate=decode_with_exits)
+    assert torch.equal(found, expected)
+    assert end != 0 and (expected[row, -2:] == end).all(), "the padding shows"
+
+
+def test_encoder_states_may_be_a_tuple(lively):
+    batch = encode(lively)
+    with torch.inference_mode():
+        encoded = lively.network.get_encoder()(**batch)[0]
+    given = {"encoder_outputs": (encoded,), "max_new_tokens": LENGTH}
+    found = lively.network.generate(**batch, **given, custom_generate=decode_with_exits)
+    assert torch.equal(found, run(lively, None))
+
+
+def test_a_mask_that_fits_no_input_is_one_line(lively):
+    batch = encode(lively)
+    settings = {"max_new_tokens": 3, "custom_generate": decode_with_exits}
+    with torch.inference_mode():
+        encoded = lively.network.get_encoder()(**batch)
+    narrow = batch["attention_mask"][:, :-1]
+    with pytest.raises(MeeError, match=r"^attention_mask is \[\d+, \d+\], and the inputs are"):
+        lively.network.generate(
+            input_ids=batch["input_ids"], attention_mask=narrow, encoder_outputs=encoded, **settings
+        )
+    batch["attention_mask"][1] = 0
+    with pytest.raises(MeeError, match=r"^attention_mask hides all tokens of an input: leave that input out"):
+        lively.network.generate(**batch, **settings)
+
+
+def test_a_network_from_no_folder_reads_no_manifest(lively, tmp_path, monkeypatch):
+    """Before, that of the folder in which the program ran said where exits begin."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"min_exit_layer": 40}')
+    monkeypatch.setattr(lively.network, "name_or_path", "")
+    policy = ExitPolicy("softmax_margin", threshold=0.02)
+    assert torch.equal(run(lively, policy), run(lively, replace(policy, min_layer=lively.layers // 2)))
+
+
+class WithAdapter(torch.nn.Module):
+    """As peft puts it in place of a linear layer: `weight` is that of the layer below."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = torch.nn.Linear(base_layer.in_features, 2, bias=False)
+        self.lora_B = torch.nn.Linear(2, base_layer.out_features, bias=False)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize("place", ["q", "wo", "lm_head"])
+def test_an_adapter_beside_its_weights_is_refused(lively, place):
+    """Before, the model was decoded without its adapter, and nobody said so."""
+    network = copy.deepcopy(lively.network)
+    layer = network.get_decoder().block[1].layer
+    parent = {"q": layer[0].SelfAttention, "wo": layer[-1].DenseReluDense, "lm_head": network}[place]
+    setattr(parent, place, WithAdapter(getattr(parent, place)).to(network.dtype))
+    with pytest.raises(
+        MeeError, match=r"WithAdapter stands where the model has a plain Linear: merge the adapter"
+    ):
+        generate(Model(network, lively.tokenizer, "adapted"), INPUTS)
+
+
+def test_weights_that_were_quantized_in_memory_are_refused(lively):
+    """Before: AttributeError: 'function' object has no attribute 'shape'."""
+    network = copy.deepcopy(lively.network).float()
+    quantized = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear})
+    with pytest.raises(MeeError, match=r"stands where the model has a plain Linear: .* without quantization"):
+        generate(Model(quantized, lively.tokenizer, "quantized"), INPUTS)

@@ -112,11 +112,24 @@ def test_a_rule_of_the_study_gets_the_settings_that_it_has_there(rule, options, 
     pd.testing.assert_frame_equal(study.drop(columns="rule"), ours.drop(columns="rule"))
 
 
-def test_a_quick_look_prints_numbers_with_intervals_ranks_and_the_rows_of_the_page(few, module, capsys):
+def test_a_quick_look_prints_numbers_with_intervals_and_the_rows_of_the_page(
+    few, module, capsys, monkeypatch
+):
+    """Ranks are left out: the rules of the page were measured on more examples."""
+    reported = []
+    report = rule_row.report
+
+    def seen(*given):
+        reported.append(given)
+        return report(*given)
+
+    monkeypatch.setattr(rule_row, "report", seen)
     assert main(["row", f"{module}:Certainty", "--task", TASK, "--limit", "12", "--name", "my rule"]) == 0
     printed = capsys.readouterr().out
     assert "A quick look" in printed and "12 test examples" in printed and "cores" in printed
-    assert re.search(r"\d+% \(\d+% to \d+%\)", printed) and re.search(r"\| rank \| \d+ of \d+ \|", printed)
+    assert re.search(r"\d+% \(\d+% to \d+%\)", printed) and "| rank |" not in printed
+    ((*given, limit),) = reported
+    assert limit == 12 and re.search(r"\| rank \| \d+ of \d+ \|", report(*given, None))
     page = (ROOT / "figures" / "results" / "rules.md").read_text(encoding="utf-8")
     header = next(line for line in page.splitlines() if line.startswith("| rule |"))
     assert printed.count(header) == 4, "the columns of the page"
@@ -150,6 +163,20 @@ def test_a_rank_counts_the_rules_that_are_cheaper_on_the_task():
     ranks = [rule_row._rank(share, TASK, stored) for share in (0.4, 0.5, 0.7, 1.2)]
     assert ranks == ["1 of 3", "1 of 3", "2 of 3", "3 of 3"]
     assert rule_row._rank(0.4, TASK, None) == "no stored rules"
+
+
+@pytest.mark.parametrize("name", ["random", "rule.v2", "my-rules"])
+def test_a_file_may_have_any_name(name, tmp_path, monkeypatch):
+    """Before, `random.py` was taken for Python's own module, and `rule.v2` for a module in a package."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    assert rule_row.find_rule(f"{name}.py:Settled", lambda: None).name == "Settled"
+
+
+def test_a_file_that_ends_the_program_is_one_clear_line(tmp_path):
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(MeeError, match=r"script.py cannot be imported \(SystemExit: 3\)"):
+        rule_row.find_rule(f"{tmp_path / 'script.py'}:Rule", lambda: None)
 
 
 @pytest.mark.parametrize(

@@ -337,3 +337,25 @@ def test_a_trace_along_references_and_a_single_layer_are_refused(model, tokenize
     flat = build_lively("t5-deep-decoder", tokenizer, layers=1)
     with pytest.raises(MeeError, match="has one decoder layer"):
         suitability(flat, PROMPTS, max_new_tokens=4)
+
+
+def test_a_file_of_prompts_has_neither_source_nor_split(prompts):
+    """Before, both were passed over without a word."""
+    for given in (("elsewhere", "validation"), ("synthetic", "test")):
+        with pytest.raises(
+            MeeError, match=r"source and split are of a task, and .* is a file: leave them out"
+        ):
+            suitability_page._inputs(str(prompts), *given, 9)
+    upper = prompts.rename(prompts.with_suffix(".JSONL"))
+    inputs, described = suitability_page._inputs(str(upper), "synthetic", "validation", 9)
+    assert (len(inputs), described) == (9, "prompts.JSONL")
+
+
+def test_settings_that_were_not_used_are_on_the_page(tokenizer):
+    model = AnyModel(random_network("bart", len(tokenizer)), tokenizer, "bart")
+    model.network.generation_config.forced_bos_token_id = 77
+    with pytest.warns(UserWarning, match="bart is traced along plain greedy search"):
+        result = suitability(model, PROMPTS, max_new_tokens=6)
+    written = suitability_page.page(result, "prompts")
+    assert "**Settings stored with the model were not used: forced_bos_token_id=77" in written
+    assert "own greedy output" in written

@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..common.errors import MeeError, check_number, check_whole
 from ..decoding.full_depth import Replay
-from ..decoding.inputs import check_inputs
+from ..decoding.inputs import changed_search_settings, check_inputs
 from ..decoding.planning import DEFAULT_TOP_K, LAYER_STEP, best_setting, work_by_token
 from ..exits.policy import ExitPolicy
 from ..models.any_model import AnyModel
@@ -71,6 +71,7 @@ class Suitability:
         drafts: one row, of exits that the last layer verifies: `rule`, `decides`, `threshold`, `max_draft`,
             `acceptance`, `tokens_a_round`, `speed`, and `chosen_speed` on the examples used to choose them.
         cut, longest: how many inputs were cut, and to how many tokens.
+        not_used: settings stored with the model that change greedy search, "name=value".
     """
 
     model: str
@@ -83,6 +84,7 @@ class Suitability:
     drafts: pd.DataFrame
     cut: int = 0
     longest: int | None = None
+    not_used: tuple[str, ...] = ()
 
     def best(self, loss: float) -> pd.DataFrame:
         """The row of the rule that was cheapest on the examples that chose, at one of the wanted losses."""
@@ -167,7 +169,9 @@ def suitability(
     texts = [texts[number] for number in np.random.default_rng(0).permutation(len(texts))]
     settings = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     if not isinstance(model, Model):
-        return replace(suitability_of(trace(model, texts, **settings)), cut=cut, longest=longest)
+        not_used = tuple(changed_search_settings(model.network))
+        result = suitability_of(trace(model, texts, **settings))
+        return replace(result, cut=cut, longest=longest, not_used=not_used)
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
         # pruned rules look at states
         traced = trace(model, texts, states=Path(folder) / "states.npy", **settings)
@@ -179,7 +183,7 @@ def _longest_input(model: Model | AnyModel, max_new_tokens: int, max_source_toke
     check_whole("max_new_tokens", max_new_tokens)
     if max_source_tokens is not None:
         return check_whole("max_source_tokens", max_source_tokens)
-    positions = getattr(model, "positions", None)
+    positions = getattr(model, "source_positions", None)
     if positions is None:
         return None
     # the last token of an output is never fed back

@@ -18,20 +18,11 @@ from ..exits.policy import ExitPolicy
 from ..models.checkpoints import FAMILIES, recorded_exit_layer
 from ..models.loading import Model
 from .generation import bind_policy
-from .inputs import decode_batch
+from .inputs import OTHER_SEARCHES, decode_batch
 from .layerwise import checked_start, decoder_of, end_ids
 from .outputs import Output
 
 STOPPED_BY = (MaxLengthCriteria, EosTokenCriteria)  # what `model.generate` always adds
-# settings of other ways of decoding that need neither beams nor sampling
-OTHER_SEARCHES = (
-    "assistant_early_exit",
-    "constraints",
-    "dola_layers",
-    "force_words_ids",
-    "penalty_alpha",
-    "prompt_lookup_num_tokens",
-)
 NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -86,19 +77,21 @@ def decode_with_exits(
     decoder.start = checked_start(int(input_ids[0, 0]), decoder.config.vocab_size)
     longest, ends = _stops(stopping_criteria)
     decoder.ends = end_ids(ends or None, decoder.config.vocab_size)
-    wrapped = Model(model, None, model.name_or_path, recorded_exit_layer(Path(model.name_or_path)))
+    folder = Path(model.name_or_path) if model.name_or_path else None  # a network may come from no folder
+    wrapped = Model(model, None, model.name_or_path, recorded_exit_layer(folder))
     bound = bind_policy(exit_policy, decoder, wrapped.min_exit_layer)
     bound.measure.check_model(wrapped)
     mask = prepared.get("attention_mask")
     if mask is None:
         mask = torch.ones_like(inputs_tensor)
+    _check_mask(mask, inputs_tensor)
     outputs = decode_batch(
         decoder,
         {"input_ids": inputs_tensor.to(wrapped.device), "attention_mask": mask.to(wrapped.device)},
         bound,
         max_new_tokens=longest - input_ids.shape[1],
         sequence=np.arange(len(inputs_tensor)),
-        encoded=prepared["encoder_outputs"].last_hidden_state,
+        encoded=prepared["encoder_outputs"][0],
     )
     return _as_transformers(outputs, input_ids, generation_config)
 
@@ -121,8 +114,10 @@ def _as_transformers(
     outputs: list[Output], start: Tensor, generation_config: GenerationConfig
 ) -> Tensor | ExitOutput:
     """The outputs as tensors that are padded like those of `model.generate`."""
-    pad = 0 if generation_config.pad_token_id is None else generation_config.pad_token_id
-    tokens = _padded([output.token_ids for output in outputs], pad).to(start.device)
+    # as `transformers` has prepared it for this call: the end id where a model has no id for padding
+    prepared_id = getattr(generation_config, "_pad_token_tensor", None)
+    padding = 0 if prepared_id is None else int(prepared_id)
+    tokens = _padded([output.token_ids for output in outputs], padding).to(start.device)
     sequences = torch.cat([start, tokens], dim=1)
     if not generation_config.return_dict_in_generate:
         return sequences
@@ -134,6 +129,15 @@ def _padded(rows: list[list[int]], filler: int) -> Tensor:
     """Rows of whole numbers as one tensor `[row, longest]`."""
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
+
+
+def _check_mask(mask: Tensor, input_ids: Tensor) -> None:
+    """Refuses a mask of another shape than the inputs, and inputs of which nothing is read."""
+    if mask.shape != input_ids.shape:
+        shapes = f"attention_mask is {list(mask.shape)}, and the inputs are {list(input_ids.shape)}"
+        raise MeeError(f"{shapes}: give a mask of the same shape.")
+    if not mask.bool().any(dim=-1).all():
+        raise MeeError("attention_mask hides all tokens of an input: leave that input out.")
 
 
 def _check_network(model: nn.Module) -> None:

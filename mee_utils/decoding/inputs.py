@@ -104,6 +104,17 @@ SEARCH_SETTINGS: dict[str, tuple] = {
     "token_healing": (False,),
     "watermarking_config": (),
 }
+# settings of other ways of decoding that need neither beams nor sampling
+OTHER_SEARCHES = (
+    "assistant_early_exit",
+    "constraints",
+    "dola_layers",
+    "force_words_ids",
+    "is_assistant",
+    "penalty_alpha",
+    "prompt_lookup_num_tokens",
+)
+OTHER_RETURNS = ("num_return_sequences", "return_dict_in_generate")
 
 
 def check_search_settings(model: Model) -> None:
@@ -112,15 +123,21 @@ def check_search_settings(model: Model) -> None:
     Beams, sampling and lengths (`num_beams`, `do_sample`, `max_length`) are another search, not another
     greedy search: they are passed over.
     """
-    changed = []
-    for name, neutral in SEARCH_SETTINGS.items():
-        value = getattr(model.network.generation_config, name, None)
-        if value is not None and value not in neutral:
-            changed.append(f"{name}={shown(value, 30)}")
+    changed = changed_search_settings(model.network)
     if changed:
         settings = f"The generation_config of {model.name} changes greedy search ({', '.join(changed)})"
         advice = "clear it for plain greedy search: model.network.generation_config.NAME = None"
         raise MeeError(f"{settings}, which is not supported here; {advice}.")
+
+
+def changed_search_settings(network: nn.Module) -> list[str]:
+    """The settings stored with a network that change greedy search, each as "name=value"."""
+    changed = []
+    for name, neutral in SEARCH_SETTINGS.items():
+        value = getattr(network.generation_config, name, None)
+        if value is not None and value not in neutral:
+            changed.append(f"{name}={shown(value, 30)}")
+    return changed
 
 
 @contextmanager
@@ -131,8 +148,9 @@ def plain_greedy_search(network: nn.Module) -> Iterator[None]:
     """
     stored = network.generation_config
     network.generation_config = copy.deepcopy(stored)
-    for name in SEARCH_SETTINGS:
-        setattr(network.generation_config, name, None)
+    for name in (*SEARCH_SETTINGS, *OTHER_SEARCHES, *OTHER_RETURNS):
+        if hasattr(network.generation_config, name):
+            setattr(network.generation_config, name, None)
     try:
         yield
     finally:

@@ -107,6 +107,19 @@ class Norm:
         return (x / length).mul_(self.scaled_weight)
 
 
+def weight_of(module: nn.Module, kind: type[nn.Linear | nn.Embedding] = nn.Linear) -> Tensor:
+    """The weight of a linear layer (or an embedding) that computes nothing else than its product with it.
+
+    Raises `MeeError` for one with an adapter beside its weight (LoRA), or with quantized weights: decoding
+    here would leave them out without a word.
+    """
+    if not isinstance(module, kind) or type(module).forward is not kind.forward:
+        stands = f"A {type(module).__module__}.{type(module).__name__} stands where the model has a plain"
+        advice = "merge the adapter (model.merge_and_unload()), or load the weights without quantization"
+        raise MeeError(f"{stands} {kind.__name__}: {advice}.")
+    return module.weight
+
+
 class LayerWeights:
     """The weights of one decoder layer, projections with the same input joined.
 
@@ -118,23 +131,24 @@ class LayerWeights:
         cross = layer.layer[1].EncDecAttention
         feed_forward = layer.layer[-1].DenseReluDense
         self.norms = [Norm(sublayer.layer_norm) for sublayer in layer.layer]
-        inner = attention.q.weight.shape[0]
+        query = weight_of(attention.q)
+        inner = query.shape[0]
         # [3 * inner, d], and the two parts below are views of it
-        joined = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]).detach()
+        joined = torch.cat([query, weight_of(attention.k), weight_of(attention.v)]).detach()
         self.query = Linear(joined[:inner])
         self.key_value = Linear(joined[inner:])
         # all three in one product; a packed weight is a copy, and is not kept twice
         self.query_key_value = None if self.key_value.packed else Linear(joined)
-        self.out = Linear(attention.o.weight)
-        self.cross_query = Linear(cross.q.weight)
-        self.cross_key_value = Linear(torch.cat([cross.k.weight, cross.v.weight]))
-        self.cross_out = Linear(cross.o.weight)
+        self.out = Linear(weight_of(attention.o))
+        self.cross_query = Linear(weight_of(cross.q))
+        self.cross_key_value = Linear(torch.cat([weight_of(cross.k), weight_of(cross.v)]))
+        self.cross_out = Linear(weight_of(cross.o))
         self.gated = hasattr(feed_forward, "wi_0")
         if self.gated:
-            self.expand = Linear(torch.cat([feed_forward.wi_0.weight, feed_forward.wi_1.weight]))
+            self.expand = Linear(torch.cat([weight_of(feed_forward.wi_0), weight_of(feed_forward.wi_1)]))
         else:
-            self.expand = Linear(feed_forward.wi.weight)
-        self.contract = Linear(feed_forward.wo.weight)
+            self.expand = Linear(weight_of(feed_forward.wi))
+        self.contract = Linear(weight_of(feed_forward.wo))
         relu = isinstance(feed_forward.act, nn.ReLU)
         self.activation = torch.relu if relu else feed_forward.act.forward
 
@@ -332,7 +346,7 @@ class LayerwiseDecoder:
     def __init__(self, network: nn.Module):
         decoder = network.get_decoder()
         config = network.config
-        self.embedding = decoder.embed_tokens.weight.detach()
+        self.embedding = weight_of(decoder.embed_tokens, nn.Embedding).detach()
         if self.embedding.dtype == torch.float16:
             raise MeeError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
         self.config = config
@@ -347,8 +361,8 @@ class LayerwiseDecoder:
         # exited rows stay in the batch until no more than this share of it is active: taking rows out costs
         # time, in a narrow model more than running them for nothing
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
-        self.head = Linear(network.lm_head.weight)
-        self._head_weight = network.lm_head.weight.detach()
+        self._head_weight = weight_of(network.lm_head).detach()
+        self.head = Linear(self._head_weight)
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(FIRST_CAPACITY)
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..common.errors import MeeError
-from .checkpoints import FAMILIES, checkpoint_config, read_checkpoint
+from ..common.errors import MeeError, shown
+from .checkpoints import FAMILIES, checkpoint_config, name_of, read_checkpoint
 from .costs import DecoderSizes
 from .loading import Fingerprint, Model, load_model, weights_fingerprint
 from .states import output_scale
@@ -31,7 +31,14 @@ DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 LAYERS = ("num_hidden_layers", "n_layer")
 HEADS = ("num_attention_heads", "decoder_attention_heads", "n_head", "num_heads")
 POSITIONS = ("max_position_embeddings", "n_positions")
-FEED_FORWARD = ("intermediate_size", "decoder_ffn_dim", "ffn_dim", "n_inner", "d_ff")
+DECODER_POSITIONS = ("max_decoder_position_embeddings", *POSITIONS)
+ENCODER_POSITIONS = ("max_encoder_position_embeddings", *POSITIONS)
+# The configuration of a decoder alone has its class's default in place of a `decoder_ffn_dim`, so that it is
+# read from that of the whole model.
+DECODER_FEED_FORWARD = ("decoder_ffn_dim",)
+FEED_FORWARD = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "d_ff", "dff")
+EXPERT_FEED_FORWARD = ("moe_intermediate_size", *FEED_FORWARD)
+GATES = ("gate_proj", "gate_up_proj", "wi_1")  # parts of the names of weights in gated feed-forward layers
 
 
 class LayerStates(NamedTuple):
@@ -56,6 +63,9 @@ class AnyModel:
     tokenizer: object
     name: str
     _norm: nn.Module | None = field(default=None, init=False)  # the final norm, found by `run`
+    _logit_scale: float = field(
+        default=1.0, init=False
+    )  # of all logits (Cohere, Granite), found by `run` too
     _fingerprint: Fingerprint = field(default=Fingerprint(), init=False, compare=False)
 
     def __post_init__(self):
@@ -63,6 +73,8 @@ class AnyModel:
             raise MeeError(f"network={type(self.network).__name__}: give a model of transformers.")
         if self.network.get_output_embeddings() is None:
             raise MeeError(f"{type(self.network).__name__} predicts no tokens: give one with an LM head.")
+        if not callable(self.tokenizer) or not hasattr(self.tokenizer, "pad_token_id"):
+            raise MeeError(f"tokenizer={shown(self.tokenizer)}: give the one that belongs to {self.name}.")
         self.network.eval()
         if self.causal and self._sees_later_tokens():
             reads = f'{self.name} is a "{self.config.model_type}" model that reads later tokens too'
@@ -108,8 +120,16 @@ class AnyModel:
 
     @property
     def positions(self) -> int | None:
-        """The most tokens that it reads at once, the prompt of a causal model included; None: no limit."""
-        return _first_setting(self.config, POSITIONS)
+        """The most tokens of an output, the prompt of a causal model included; None: no limit."""
+        return _first_setting(self.config, DECODER_POSITIONS)
+
+    @property
+    def source_positions(self) -> int | None:
+        """The most tokens of an input; None: no limit."""
+        if self.causal:
+            return self.positions
+        of_encoder = _first_setting(self.network.config, ENCODER_POSITIONS)
+        return of_encoder or _first_setting(self.config, POSITIONS)
 
     @property
     def device(self) -> torch.device:
@@ -123,21 +143,40 @@ class AnyModel:
 
     @property
     def sizes(self) -> DecoderSizes:
-        """The sizes that FLOPs are counted from; grouped-query heads are counted as full heads."""
+        """The sizes that FLOPs are counted from.
+
+        Grouped-query heads are counted as full heads; of a mixture of experts, those that a token uses.
+        """
         config = self.config
         d_model = config.hidden_size
         heads = _first_setting(config, HEADS) or 1
         per_head = getattr(config, "head_dim", None) or d_model // heads
-        activation = str(getattr(config, "hidden_act", getattr(config, "activation_function", "")))
         return DecoderSizes(
             d_model=d_model,
             inner=heads * per_head,
-            d_ff=_first_setting(config, FEED_FORWARD) or 4 * d_model,
-            gated=activation.startswith(("silu", "swi")) or "gemma" in config.model_type,
+            d_ff=self._feed_forward,
+            gated=self._gated,
             layers=self.layers,
             vocabulary=self.vocabulary,
             cross_attention=not self.causal,
         )
+
+    @property
+    def _feed_forward(self) -> int:
+        """The inner size of a feed-forward layer, of all experts that a token uses together."""
+        config = self.config
+        experts = getattr(config, "num_experts_per_tok", None)
+        if experts:
+            shared = getattr(config, "shared_expert_intermediate_size", None) or 0
+            return experts * (_first_setting(config, EXPERT_FEED_FORWARD) or 0) + shared
+        of_decoder = _first_setting(self.network.config, DECODER_FEED_FORWARD)
+        return of_decoder or _first_setting(config, FEED_FORWARD) or 4 * config.hidden_size
+
+    @property
+    def _gated(self) -> bool:
+        """Whether feed-forward layers have a gate, as the names of their weights or their activation say."""
+        named = any(gate in name for name, _ in self.network.named_parameters() for gate in GATES)
+        return named or str(getattr(self.config, "hidden_act", "")).startswith(("silu", "swi"))
 
     @torch.inference_mode()
     def _sees_later_tokens(self) -> bool:
@@ -161,6 +200,7 @@ class AnyModel:
         bias = getattr(self.network, "final_logits_bias", None)
         if bias is not None:
             logits = logits + bias
+        logits = logits * self._logit_scale
         cap = getattr(self.config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
@@ -183,11 +223,24 @@ class AnyModel:
         if len({state.shape for state in after}) > 1:
             widths = f"{after[0].shape[-1]} to {after[-1].shape[-1]}"
             raise MeeError(f"{named} projects its last state from {widths} numbers: no trace of it.")
-        ours = self.logits(self.norm(after[-1]))
-        error = (ours - output.logits).abs().max()
-        if len(after) != self.layers or error > TOLERANCE * output.logits.abs().max():
+        if len(after) != self.layers or not self._gives(after[-1], output.logits):
             raise MeeError(f"The logits of {named} are not its LM head after its final norm: no trace of it.")
         return LayerStates(embedding, after, output.logits)
+
+    def _gives(self, last: Tensor, logits: Tensor) -> bool:
+        """Whether the head makes the model's own logits of the state after the last layer.
+
+        A constant factor between the two is found, and taken from then on.
+        """
+        ours = self.logits(self.norm(last))
+        if _are_near(ours, logits):
+            return True
+        wide = ours.double()
+        factor = float((wide * logits).sum() / wide.square().sum())
+        if factor > 0 and _are_near(ours * factor, logits):
+            self._logit_scale *= factor
+            return True
+        return False
 
 
 def load_any_model(
@@ -196,15 +249,21 @@ def load_any_model(
     dtype: torch.dtype | str = torch.float32,
     device: str = "auto",
     name: str | None = None,
+    tokenizer: str | Path | object | None = None,
 ) -> Model | AnyModel:
     """Loads a checkpoint for `trace`: of the T5 family as `load_model` does, any other as an `AnyModel`.
 
     Arguments and errors are those of `load_model`.
     """
     if checkpoint_config(source, revision).model_type in FAMILIES:
-        return load_model(source, revision, dtype, device, name)
-    network, tokenizer = read_checkpoint(source, revision, dtype, device)
-    return AnyModel(network, tokenizer, name or Path(str(source)).name)
+        return load_model(source, revision, dtype, device, name, tokenizer)
+    network, tokenizer = read_checkpoint(source, revision, dtype, device, tokenizer=tokenizer)
+    return AnyModel(network, tokenizer, name or name_of(source))
+
+
+def _are_near(ours: Tensor, logits: Tensor) -> bool:
+    """Whether two computations of the same logits differ by rounding only."""
+    return bool((ours - logits).abs().max() <= TOLERANCE * logits.abs().max())
 
 
 def _first_setting(config, names: tuple[str, ...]) -> int | None:

@@ -58,6 +58,11 @@ def read_checkpoint(
     return network.eval().to(target), tokenizer
 
 
+def name_of(source: str | Path) -> str:
+    """The last part of a folder or hub id, by which figures call a model."""
+    return Path(str(source)).name or Path(str(source)).resolve().name
+
+
 def load_tokenizer(source: str | Path, revision: str | None = None):
     """The tokenizer of a folder or hub id, without the weights; errors as in `load_model`.
 
@@ -194,12 +199,12 @@ def _check_vocabulary(tokenizer, where: str, revision: str | None) -> None:
         return
     if "vocab_file" in names and _has_file(where, "tokenizer.model", revision):
         return
-    example = f'AutoTokenizer.from_pretrained("google-t5/t5-base").save_pretrained({where!r})'
+    example = f'AutoTokenizer.from_pretrained("that checkpoint").save_pretrained({where!r})'
     raise MeeError(
         f"{where} has no tokenizer: {type(tokenizer).__name__} needs {complete} or "
-        f"{' and '.join(names.values())}. Name one (tokenizer= of load_model, or in a profile), or save that "
-        f"of the checkpoint which the model was trained from, as in {example}; if it is of another class, "
-        'name it in tokenizer_config.json as "tokenizer_class".'
+        f"{' and '.join(names.values())}. Name one (tokenizer= of load_model or load_any_model, or in a "
+        f"profile), or save that of the checkpoint which the model was trained from, as in {example}; if it "
+        'is of another class, name it in tokenizer_config.json as "tokenizer_class".'
     )
 
 
@@ -208,7 +213,8 @@ def _check_sizes(tokenizer, network: nn.Module, where: str) -> None:
     vocabulary = network.config.get_text_config(decoder=True).vocab_size
     if len(tokenizer) > vocabulary:
         sizes = f"The tokenizer of {where} has {len(tokenizer)} ids, the model {vocabulary}"
-        raise MeeError(f"{sizes}: it belongs to another model.")
+        added = "tokens were added to it without network.resize_token_embeddings(len(tokenizer))"
+        raise MeeError(f"{sizes}: it belongs to another model, or {added}.")
 
 
 def find_device(device: str) -> torch.device:

@@ -12,7 +12,7 @@ from torch import nn
 from ..common.errors import MeeError
 from ..common.html import table
 from ..common.sources import find_local
-from .checkpoints import FAMILIES, WANTED, read_checkpoint, recorded_exit_layer
+from .checkpoints import FAMILIES, WANTED, name_of, read_checkpoint, recorded_exit_layer
 
 
 class Fingerprint(NamedTuple):
@@ -129,6 +129,6 @@ def load_model(
     return Model(
         network=network,
         tokenizer=tokenizer,
-        name=name or Path(str(source)).name,
+        name=name or name_of(source),
         min_exit_layer=recorded_exit_layer(find_local(source, WANTED)),
     )

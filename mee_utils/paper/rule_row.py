@@ -7,11 +7,13 @@ examples the result is called a quick look.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -171,21 +173,30 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _attribute(source: str, module: str, name: str) -> object:
-    folder = os.getcwd()
-    if module.endswith(".py"):  # the file of a module in place of its name
-        file = Path(module).expanduser().resolve()
-        folder = str(file.parent)
-        module = file.stem
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # a module beside the reader, however the command was started
     try:
-        loaded = importlib.import_module(module)
-    except Exception as error:  # whatever the reader's module raises
+        loaded = _loaded_module(module)
+    except (Exception, SystemExit) as error:  # whatever the reader's module raises
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise MeeError(f"rule={shown(source)}: {module} cannot be imported ({reason}); {EXAMPLE}.") from error
     if not hasattr(loaded, name):
         raise MeeError(f'rule={shown(source)}: {module} has no "{name}"; {EXAMPLE}.')
     return getattr(loaded, name)
+
+
+def _loaded_module(module: str) -> ModuleType:
+    """A module by its name, or by its file, whatever that is called (`random.py`, `rule.v2.py`)."""
+    file = Path(module).expanduser().resolve()
+    folder = str(file.parent if module.endswith(".py") else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # a module beside the reader, however the command was started
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    name = f"row_of_{file.stem.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded  # as `import` does: dataclasses look their module up
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def _instance(source: str, given: object) -> Measure:
@@ -229,7 +240,8 @@ def report(measured: Measured, name: str, profile: Profile, limit: int | None) -
     lines = []
     for where, by_task in tables.items():
         lines.append({"FLOPs": where} | {label(task): cell.with_interval for task, cell in by_task.items()})
-        lines.append({"FLOPs": "rank"} | {label(task): cell.rank for task, cell in by_task.items()})
+        if limit is None:  # on fewer examples than the stored rules it would mean nothing
+            lines.append({"FLOPs": "rank"} | {label(task): cell.rank for task, cell in by_task.items()})
     parts = [
         f"# {name} among the rules (profile {profile.name})",
         _how_measured(measured, limit),
@@ -246,7 +258,10 @@ def _how_measured(measured: Measured, limit: int | None) -> str:
     """On what, and on which machine."""
     quick = ""
     if limit:
-        quick = "**A quick look**, on fewer examples than the rules of the page: intervals are wide. "
+        quick = (
+            "**A quick look**, on fewer examples than the rules of the page: intervals are wide, and there "
+            "are no ranks. "
+        )
     tried = len(measured.select("validation", rule=ROW))
     return (
         f"{quick}{measured.tested} test examples per task; settings tried on validation examples: {tried}. "

@@ -20,6 +20,8 @@ from . import figures
 from .result_tables import BENCH
 
 INPUT = "input"  # the column of a file of prompts
+SOURCE = "synthetic"  # of a task, and its split, if nobody says which
+SPLIT = "validation"
 LAYERS_SHOWN = 12  # rows of the table of settled tokens, at most
 TEMPLATE = PACKAGE / "study" / "suitability.md"
 SETTLED_COLUMNS = ("layer", "tokens whose prediction is final")
@@ -40,8 +42,8 @@ def write(
     model: str,
     task: str,
     *,
-    source: str = "synthetic",
-    split: str = "validation",
+    source: str = SOURCE,
+    split: str = SPLIT,
     limit: int = 200,
     max_new_tokens: int = 64,
     batch_size: int = 8,
@@ -106,6 +108,8 @@ def _inputs(task: str, source: str, split: str, limit: int) -> tuple[list[str], 
         valid = nearest(task, TASKS)[:-1]
         advice = f'or give a file ({", ".join(ENDINGS)}) with a column "{INPUT}"'
         raise MeeError(f"task={shown(task)} is neither a task nor a file: {valid}; {advice}.")
+    if (source, split) != (SOURCE, SPLIT):
+        raise MeeError(f"source and split are of a task, and {path} is a file: leave them out.")
     inputs = []
     for where, row in rows([path]):
         if not isinstance(row.get(INPUT), str) or not row[INPUT].strip():
@@ -135,6 +139,7 @@ def page(result: Suitability, inputs: str, pictures: Mapping[str, str] | None = 
         examples=result.examples,
         inputs=inputs,
         tokens=f"{result.tokens:,}",
+        not_used=_not_used(result),
         cut=_cut(result),
         layers=result.layers,
         settled_picture=_picture(pictures, "settled", "Share of tokens whose prediction is final, by layer"),
@@ -147,6 +152,13 @@ def page(result: Suitability, inputs: str, pictures: Mapping[str, str] | None = 
         checked=_checked_speeds(),
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def _not_used(result: Suitability) -> str:
+    """Says which settings stored with the model were left out: with them it would write something else."""
+    if not result.not_used:
+        return ""
+    return f" **Settings stored with the model were not used: {', '.join(result.not_used)}.**"
 
 
 def _cut(result: Suitability) -> str:
@@ -201,7 +213,7 @@ def _draft_rows(result: Suitability) -> list[list[str]]:
     line = [
         row.rule.item(),
         _deciding(row),
-        f"{row.max_draft.item()} tokens",
+        f"{row.max_draft.item()} token{'s' if row.max_draft.item() > 1 else ''}",
         f"{only(row, 'acceptance'):.0%}",
         f"{only(row, 'tokens_a_round'):.1f}",
         f"{only(row, 'speed'):.2f}×",

@@ -22,7 +22,7 @@ BATCH = 1000  # rows that are made Python objects at a time
 
 def ending_of(path: Path) -> str | None:
     """The one of `ENDINGS` that a file has; None if it has none of them."""
-    return next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
+    return next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), None)
 
 
 def is_saved(folder: Path) -> bool:

@@ -58,7 +58,7 @@ def _local_files(source: Path, split: str, folder: str | None) -> list[Path]:
         source = source / folder
     if not source.is_dir() or is_saved(source):
         return [source]
-    files = _parts(source) if source.name.endswith(ENDINGS) else _find_split(source, split, FOLDERS)
+    files = _parts(source) if source.name.lower().endswith(ENDINGS) else _find_split(source, split, FOLDERS)
     if files:
         return files
     present = {re.split(r"[.-]", path.name)[0] for path in source.rglob("*") if ending_of(path)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,8 +12,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..common.errors import MeeError
-from ..decoding.inputs import cut_at_end, indices_by_length, input_ids, plain_greedy_search
+from ..decoding.inputs import (
+    changed_search_settings,
+    cut_at_end,
+    indices_by_length,
+    input_ids,
+    plain_greedy_search,
+)
 from ..models.any_model import AnyModel
+
+TRIED = 8  # tokens of the first, short pass
 
 
 class TokenStates(NamedTuple):
@@ -33,7 +42,9 @@ class AnyPasses:
         self.logits = model.logits
         self.sizes = model.sizes
         padding = model.tokenizer.pad_token_id
-        self.padding = 0 if padding is None else padding  # is never attended to
+        self.ids = model.network.get_input_embeddings().weight.shape[0]  # how many there are
+        # is never attended to; one that was added to the tokenizer alone is no id of the model
+        self.padding = padding if padding is not None and padding < self.ids else 0
 
     def reference_ids(self, references: list[str], longest: int) -> list[list[int]]:
         """Ids of references: of a causal model those of a continuation, without special tokens."""
@@ -48,13 +59,17 @@ class AnyPasses:
         """Ids of the model's own greedy output, `[output][token]`, end token included.
 
         It is plain greedy search: a repetition penalty or forced ids, as are stored with most BARTs, would
-        write tokens that the last layer does not predict.
+        write tokens that the last layer does not predict. A warning names such settings.
         """
+        self._try(texts)
+        if changed := changed_search_settings(self.network):
+            plain = f"{self.model.name} is traced along plain greedy search, without what is stored with it"
+            warnings.warn(f"{plain}: {', '.join(changed)}.", stacklevel=5)
         outputs: list[list[int]] = [[]] * len(texts)
         for indices, inputs in self.batches(texts, batch_size):
-            padded = self._padded(inputs, left=self.model.causal)
+            padded = self._padded(inputs, self.model.source_positions, left=self.model.causal)
             given = padded["input_ids"].shape[1]
-            self._check_positions(given + longest - 1 if self.model.causal else longest)
+            self._check_positions(given + longest - 1 if self.model.causal else longest, self.model.positions)
             settings = {"max_new_tokens": longest, "do_sample": False, "num_beams": 1}
             with plain_greedy_search(self.network):
                 generated = self.network.generate(**padded, **settings, pad_token_id=self.padding)
@@ -66,7 +81,7 @@ class AnyPasses:
 
     def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
         """Yields (indices, ids of inputs), long inputs first."""
-        ids = input_ids(self.model.tokenizer, texts)
+        ids = self._input_ids(texts)
         for chosen in indices_by_length(ids, batch_size):
             yield chosen, [ids[index] for index in chosen]
 
@@ -76,14 +91,14 @@ class AnyPasses:
             # what predicts an output's first token is the prompt's last one
             fed = [[*prompt, *ids[:-1].tolist()] for prompt, ids in zip(inputs, outputs, strict=True)]
             first = [len(prompt) - 1 for prompt in inputs]  # [output], where its first token is predicted
-            states = self.model.run(**self._padded(fed))
+            states = self.model.run(**self._padded(fed, self.model.positions))
         else:
             start = self._start()
             fed = [[start, *ids[:-1].tolist()] for ids in outputs]
             first = [0] * len(fed)
-            decoder = self._padded(fed)
+            decoder = self._padded(fed, self.model.positions)
             states = self.model.run(
-                **self._padded(inputs),
+                **self._padded(inputs, self.model.source_positions),
                 decoder_input_ids=decoder["input_ids"],
                 decoder_attention_mask=decoder["attention_mask"],
             )
@@ -95,6 +110,21 @@ class AnyPasses:
         raw = torch.stack([after[row, position] for after in states.after], dim=1)
         return TokenStates(raw, states.embedding[row, position], token_ids)
 
+    def _input_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, `[text][token]`, none of them beyond those that the model has."""
+        ids = input_ids(self.model.tokenizer, texts)
+        largest = max(max(row, default=0) for row in ids)
+        if largest >= self.ids:
+            sizes = f"The tokenizer gives an id of {largest}, and {self.model.name} has {self.ids}"
+            added = "tokens were added to it without network.resize_token_embeddings(len(tokenizer))"
+            raise MeeError(f"{sizes}: it belongs to another model, or {added}.")
+        return ids
+
+    def _try(self, texts: list[str]) -> None:
+        """One pass over a few tokens: what cannot be traced says so before hours of decoding."""
+        shortest = min(self._input_ids(texts), key=len)
+        self.states([shortest[:TRIED]], [np.zeros(1, dtype=np.int64)])
+
     def _start(self) -> int:
         """The id that outputs of an encoder-decoder begin after."""
         for settings in (self.network.generation_config, self.network.config, self.model.config):
@@ -104,19 +134,21 @@ class AnyPasses:
                     return start
         return self.padding
 
-    def _check_positions(self, tokens: int) -> None:
-        """Refuses more tokens than the model has positions: beyond them it fails, or writes nonsense."""
-        most = self.model.positions
+    def _check_positions(self, tokens: int, most: int | None) -> None:
+        """Refuses more tokens than there are positions: beyond them a model fails, or writes nonsense."""
         if most is not None and tokens > most:
             limit = (
                 f"{self.model.name} takes {most} tokens, and an input (with its output) has up to {tokens}"
             )
             raise MeeError(f"{limit}: shorten the inputs, or lower max_new_tokens.")
 
-    def _padded(self, ids: list[list[int]], left: bool = False) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask`, `[row, position]`, padded on the right or left."""
+    def _padded(self, ids: list[list[int]], most: int | None, left: bool = False) -> dict[str, Tensor]:
+        """`input_ids` and `attention_mask`, `[row, position]`, padded on the right or left.
+
+        `most` is the number of positions that there are; None: any number.
+        """
         side = "left" if left else "right"
-        self._check_positions(max(map(len, ids)))
+        self._check_positions(max(map(len, ids)), most)
         rows = [torch.tensor(row) for row in ids]
         tokens = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side=side)
         real = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)

@@ -30,6 +30,7 @@ from .any_passes import AnyPasses
 from .t5_passes import T5Passes, fed_ids, padded_ids
 from .trace import Trace
 
+LEAST_AGREEMENT = 0.9  # of the tokens of its own output that a model's last layer predicts along it
 LOGITS_AT_ONCE = 8_000_000  # elements of `[token, layer, vocabulary]` that are in memory at a time
 
 
@@ -56,7 +57,7 @@ def trace(
 
     Raises:
         MeeError: no inputs, an empty one, a missing reference, ids that the model does not have, states that
-            are not finite, no room on the disk.
+            are not finite, an output that the last layer does not predict, no room on the disk.
     """
     passes = _passes_of(model)
     texts = check_inputs(inputs)
@@ -69,6 +70,8 @@ def trace(
         states = check_file("states", states, "states.npy")
     token_ids = _outputs_to_trace(passes, texts, references, outputs, max_new_tokens, batch_size)
     arrays = _trace_outputs(passes, texts, token_ids, top_k, states, batch_size)
+    if references is None and outputs is None:
+        _check_own_output(model.name, np.concatenate(token_ids), arrays["top_ids"][:, -1, 0])
     lengths = [len(ids) for ids in token_ids]
     return Trace(
         sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
@@ -171,6 +174,18 @@ def _trace_outputs(
             if states_file:
                 states_file.write(rows, raw)
     return arrays
+
+
+def _check_own_output(name: str, token_ids: np.ndarray, final_ids: np.ndarray) -> None:
+    """Refuses an output that the last layer does not predict, `[token]` each; rounding may change a few.
+
+    A model that takes padding for tokens of its input writes one thing in a batch and predicts another along
+    it; so does one whose search is not greedy.
+    """
+    agrees = (token_ids == final_ids).mean()
+    if agrees < LEAST_AGREEMENT:
+        differs = f"For {1 - agrees:.0%} of the tokens that {name} wrote, its last layer predicts another one"
+        raise MeeError(f"{differs}: if it does not mask padding, use batch_size=1.")
 
 
 def _empty_arrays(tokens: int, layers: int, top_k: int) -> dict[str, np.ndarray]:
