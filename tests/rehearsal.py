@@ -483,30 +483,37 @@ def examples_of_step(profile, name):
 
 
 def report(profile, shape, steps, examples, tokens, source_tokens):
-    """The measured steps as a table in markdown, with the estimate for the whole run in its last column."""
-    rows = [
-        "| step | processor s | peak memory GB | counted TFLOP | whole run, estimated PFLOP |",
-        "|---|---|---|---|---|",
-    ]
+    """The measured steps as a table in markdown, with the estimate for the whole run in its last column.
+
+    Where no operations were counted, their columns are left out, and there is no estimate.
+    """
+    counted = any(step.flops for step in steps)
+    columns = ["step", "processor s", "peak memory GB"]
+    columns += ["counted TFLOP", "whole run, estimated PFLOP"] if counted else []
+    rows = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     total = 0.0
     for step in steps:
-        whole = step.flops * growth(profile, step.name, shape, examples, tokens, source_tokens)
-        estimated = "" if math.isnan(whole) else f"{whole / PETA:.2f}"
-        total += whole if estimated else 0.0
         failed = "" if step.status == 0 else " (failed)"
-        rows.append(
-            f"| {step.name}{failed} | {step.processor:.0f} | {step.memory / GIGA:.1f} "
-            f"| {step.flops / TERA:.2f} | {estimated} |"
-        )
-    hours = total / SUSTAINED / 3600
+        cells = [f"{step.name}{failed}", f"{step.processor:.0f}", f"{step.memory / GIGA:.1f}"]
+        if counted:
+            whole = step.flops * growth(profile, step.name, shape, examples, tokens, source_tokens)
+            estimated = "" if math.isnan(whole) else f"{whole / PETA:.2f}"
+            total += whole if estimated else 0.0
+            cells += [f"{step.flops / TERA:.2f}", estimated]
+        rows.append(f"| {' | '.join(cells)} |")
     rows += [
         "",
         f"{profile.name} at the {shape} shape, random weights in {profile.dtype}: {examples} examples, "
         f"{source_tokens} source and {tokens} output tokens.",
+    ]
+    if not counted:
+        return "\n".join([*rows, "No operations were counted (--uncounted), so that nothing is estimated."])
+    hours = total / SUSTAINED / 3600
+    rows.append(
         f"Estimate of the whole run at the true shape{_without_estimate(steps)}: {total / PETA:.0f} PFLOP. "
         f"At an assumed {SUSTAINED / TERA:.0f} TFLOP a second that takes {hours:.1f} hours. Inputs and "
-        "outputs are taken to be as long as they may be.",
-    ]
+        "outputs are taken to be as long as they may be."
+    )
     return "\n".join(rows)
 
 

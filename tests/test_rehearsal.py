@@ -270,3 +270,12 @@ def test_a_folder_with_another_rehearsal_or_something_else_is_refused(tmp_path, 
     said = capsys.readouterr().err
     assert said.startswith(f"error: {tmp_path} is not empty, and no rehearsal was begun there")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.json"], "nothing was written"
+
+
+def test_without_counted_operations_nothing_is_estimated():
+    """Before, the page said that the whole run takes 0 PFLOP, and 0.0 hours."""
+    profile = load_profile("paper")
+    steps = [rehearsal.Step("00_models", 0, 10.0, 20.0, 3 * 10**9, 0.0, "")]
+    page = rehearsal.report(profile, "true", steps, **LENGTHS)
+    assert "| 00_models | 20 | 3.0 |" in page and "FLOP" not in page and "hours" not in page
+    assert page.endswith("nothing is estimated.")
