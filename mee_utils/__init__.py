@@ -1,4 +1,4 @@
-"""The reproducible companion for early exiting in T5 generation.
+"""Early exiting in T5 generation: load, generate with exits, trace, replay, calibrate.
 
 Names are loaded when they are first used, so that reading a profile or a table does not load torch.
 """
@@ -13,7 +13,6 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 
 _HOME = {
     "MeeError": "common.errors",
-    "Experiment": "study.experiment",
     "Model": "models.loading",
     "AnyModel": "models.any_model",
     "load_any_model": "models.any_model",
@@ -46,11 +45,6 @@ _HOME = {
     "explore_trace": "analysis.explorer",
     "suitability": "analysis.suitability",
     "Suitability": "analysis.suitability",
-    "draw_settled": "study.drawing",
-    "draw_confidence": "study.drawing",
-    "draw_predictions": "study.drawing",
-    "draw_reliability": "study.drawing",
-    "draw_front": "study.drawing",
     "train_classifier": "traces.classifier_training",
 }
 

@@ -25,13 +25,13 @@ import textwrap
 
 import pandas as pd
 
-from mee_utils import Experiment, Objective, generate, layer_weights
+from mee_utils import Objective, generate, layer_weights
 from mee_utils.analysis import model_quality as quality
-from mee_utils.paper.published_numbers import published_scores
-from mee_utils.study import drawings, figures
-from mee_utils.study.chapters import models as chapter
-from mee_utils.study.prose import conclude
-from mee_utils.study.result_tables import read_retrained
+from mee_utils.companion import Experiment, drawings, figures
+from mee_utils.companion.chapters import models as chapter
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.published_numbers import published_scores
+from mee_utils.companion.result_tables import read_retrained
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
 # %% tags=["hide-input"]

@@ -34,17 +34,16 @@ seed = 0  # which tokens Figure 3 shows
 # %% tags=["hide-input"]
 import pandas as pd
 
-from mee_utils import ExitPolicy, Experiment, trace
+from mee_utils import ExitPolicy, trace
 from mee_utils.analysis import monotonicity
 from mee_utils.analysis.comparison import replay_against_decoding
 from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.analysis.statistics import difference_interval, mean_interval
-from mee_utils.paper import claims
-from mee_utils.paper.numbers import save_numbers
-from mee_utils.study import drawing
-from mee_utils.study.chapters.monotonicity import closing, overconfidence, settling, tokens
-from mee_utils.study.prose import conclude
-from mee_utils.study.result_tables import read_retrained
+from mee_utils.companion import Experiment, claims, drawing
+from mee_utils.companion.chapters.monotonicity import closing, overconfidence, settling, tokens
+from mee_utils.companion.numbers import save_numbers
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.result_tables import read_retrained
 
 experiment = Experiment.of_notebook("01_monotonicity", globals())
 tasks = experiment.tasks(limit)

@@ -44,17 +44,17 @@ from itertools import chain
 import numpy as np
 import pandas as pd
 
-from mee_utils import Experiment, trace
+from mee_utils import trace
 from mee_utils.analysis import saturation
 from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.monotonicity import token_text
 from mee_utils.analysis.statistics import NOTHING, mean_interval
 from mee_utils.analysis.survey import by_part
-from mee_utils.paper import claims
-from mee_utils.paper.numbers import save_numbers
-from mee_utils.paper.published_numbers import published_saturation
-from mee_utils.study.chapters import saturation as chapter
-from mee_utils.study.prose import conclude
+from mee_utils.companion import Experiment, claims
+from mee_utils.companion.chapters import saturation as chapter
+from mee_utils.companion.numbers import save_numbers
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.published_numbers import published_saturation
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
 # %% tags=["hide-input"]

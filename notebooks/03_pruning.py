@@ -36,18 +36,17 @@ precision = 0.95  # share of exits that must be right at a safe minimum layer
 # %% tags=["hide-input"]
 import pandas as pd
 
-from mee_utils import Experiment
 from mee_utils.analysis import comparison, pruning
 from mee_utils.analysis.monotonicity import layer_reliability
+from mee_utils.companion import Experiment, claims
+from mee_utils.companion.catalogue import PRUNED, RULES, rule_policies
+from mee_utils.companion.chapters.pruning import closing, complete_table, decision_costs, lists, ranks
+from mee_utils.companion.numbers import save_numbers
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.published_numbers import published_reductions
+from mee_utils.companion.result_tables import read_timings
+from mee_utils.companion.results import round_table
 from mee_utils.models.costs import SHAPES
-from mee_utils.paper import claims
-from mee_utils.paper.numbers import save_numbers
-from mee_utils.paper.published_numbers import published_reductions
-from mee_utils.study.catalogue import PRUNED, RULES, rule_policies
-from mee_utils.study.chapters.pruning import closing, complete_table, decision_costs, lists, ranks
-from mee_utils.study.prose import conclude
-from mee_utils.study.result_tables import read_timings
-from mee_utils.study.results import round_table
 from mee_utils.traces.replay import replay_policies, replay_policy
 
 # %% tags=["hide-input"]

@@ -38,18 +38,16 @@ from dataclasses import replace
 
 import pandas as pd
 
-from mee_utils import Experiment
 from mee_utils.analysis import comparison, decisions, long_documents
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.monotonicity import token_text
+from mee_utils.companion import Experiment, claims, figures
+from mee_utils.companion.catalogue import CONTRASTED, RULES, rule_policies
+from mee_utils.companion.chapters.contrast import as_confidence, as_decoder, costs, mechanism
+from mee_utils.companion.numbers import save_numbers
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.result_tables import read_timings
 from mee_utils.models.costs import SHAPES
-from mee_utils.paper import claims
-from mee_utils.paper.numbers import save_numbers
-from mee_utils.study import figures
-from mee_utils.study.catalogue import CONTRASTED, RULES, rule_policies
-from mee_utils.study.chapters.contrast import as_confidence, as_decoder, costs, mechanism
-from mee_utils.study.prose import conclude
-from mee_utils.study.result_tables import read_timings
 from mee_utils.traces.replay import replay_policies
 
 # %% tags=["hide-input"]

@@ -37,19 +37,18 @@ share = 0.98  # share of the predictions that stay, where rules are compared at 
 import pandas as pd
 from IPython.display import display
 
-from mee_utils import ExitPolicy, Experiment, replay
+from mee_utils import ExitPolicy, replay
 from mee_utils.analysis import comparison, decisions
+from mee_utils.companion import Experiment, claims, drawings, figures
+from mee_utils.companion.catalogue import MAIN_MODEL, RULES, VARIANTS
+from mee_utils.companion.chapters.classifiers import ablations, at_threshold, flops, history, outputs, ranking
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.published_setting import first_exit_layers
+from mee_utils.companion.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
+from mee_utils.companion.verdicts import keeping
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import SHAPES
-from mee_utils.paper import claims
-from mee_utils.study import drawings, figures
-from mee_utils.study.catalogue import MAIN_MODEL, RULES, VARIANTS
-from mee_utils.study.chapters.classifiers import ablations, at_threshold, flops, history, outputs, ranking
-from mee_utils.study.prose import conclude
-from mee_utils.study.published_setting import first_exit_layers
-from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
-from mee_utils.study.verdicts import keeping
 from mee_utils.traces.replay import replay_policy
 
 # %% tags=["hide-input"]

@@ -40,17 +40,15 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from mee_utils import Experiment
 from mee_utils.analysis import decisions, lossless, statistics, survey
+from mee_utils.companion import Experiment, claims, figures, verdicts
+from mee_utils.companion.catalogue import IDEAS, MAIN_MODEL, RULES
+from mee_utils.companion.chapters import survey as chapter
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.result_tables import inputs_of, read_measured
+from mee_utils.companion.statements import BUGS
+from mee_utils.companion.survey_bench import survey_bench
 from mee_utils.models.costs import SHAPES
-from mee_utils.paper import claims
-from mee_utils.paper.statements import BUGS
-from mee_utils.study import figures, verdicts
-from mee_utils.study.catalogue import IDEAS, MAIN_MODEL, RULES
-from mee_utils.study.chapters import survey as chapter
-from mee_utils.study.prose import conclude
-from mee_utils.study.result_tables import inputs_of, read_measured
-from mee_utils.study.survey_bench import survey_bench
 from mee_utils.traces.replay import replay_policies, replay_policy
 
 # %% tags=["hide-input"]

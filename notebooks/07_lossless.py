@@ -41,12 +41,12 @@ from dataclasses import replace
 
 import pandas as pd
 
-from mee_utils import Experiment, generate
+from mee_utils import generate
 from mee_utils.analysis import lossless
-from mee_utils.study import drawings, result_tables
-from mee_utils.study.catalogue import RULES
-from mee_utils.study.chapters import lossless as chapter
-from mee_utils.study.prose import conclude
+from mee_utils.companion import Experiment, drawings, result_tables
+from mee_utils.companion.catalogue import RULES
+from mee_utils.companion.chapters import lossless as chapter
+from mee_utils.companion.prose import conclude
 from mee_utils.traces.replay import replay_policy
 
 # %% tags=["hide-input"]

@@ -31,16 +31,24 @@ delta = 0.1  # mean consistency loss that is guaranteed
 import pandas as pd
 from IPython.display import display
 
-from mee_utils import Experiment
 from mee_utils.analysis.model_quality import seed_spread
-from mee_utils.paper import claims
-from mee_utils.paper.numbers import save_numbers
-from mee_utils.paper.published_numbers import beside_main_figure, published_main_figure
-from mee_utils.paper.statements import BUGS
-from mee_utils.study import figures, limits, main_figure, open_question, result_tables, rivals, verdicts
-from mee_utils.study.chapters.answer import cheapest, guarantees, mees_question, published, speed
-from mee_utils.study.prose import conclude, listed
-from mee_utils.study.published_setting import EXACT, first_exit_layers, wanted_timings
+from mee_utils.companion import (
+    Experiment,
+    claims,
+    figures,
+    limits,
+    main_figure,
+    open_question,
+    result_tables,
+    rivals,
+    verdicts,
+)
+from mee_utils.companion.chapters.answer import cheapest, guarantees, mees_question, published, speed
+from mee_utils.companion.numbers import save_numbers
+from mee_utils.companion.prose import conclude, listed
+from mee_utils.companion.published_numbers import beside_main_figure, published_main_figure
+from mee_utils.companion.published_setting import EXACT, first_exit_layers, wanted_timings
+from mee_utils.companion.statements import BUGS
 
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("08_results", globals())
@@ -268,7 +276,7 @@ if len(rates):
 # %% [markdown]
 # ## Bugs of published code, switched on
 #
-# Each bug is a small switch around our decoder (`mee_utils/paper/published_bugs.py`), everything else being equal.
+# Each bug is a small switch around our decoder (`mee_utils/companion/published_bugs.py`), everything else being equal.
 # Rules that prune do so at the last layer too, with the bug and without, as published. The examples are few, so the
 # intervals are wide. A row names the bug, the rule, the model and, where two were tried, the batch size. The table
 # below says which published number each bug may explain.

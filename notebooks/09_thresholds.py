@@ -36,14 +36,13 @@ from itertools import product
 
 import pandas as pd
 
-from mee_utils import Experiment, trace
+from mee_utils import trace
 from mee_utils.analysis import comparison, survey, threshold_choice
-from mee_utils.paper import claims
-from mee_utils.study import verdicts
-from mee_utils.study.catalogue import IDEAS, MAIN_MODEL, RULES
-from mee_utils.study.chapters import thresholds as chapter
-from mee_utils.study.prose import conclude
-from mee_utils.study.result_tables import inputs_of, read_measured
+from mee_utils.companion import Experiment, claims, verdicts
+from mee_utils.companion.catalogue import IDEAS, MAIN_MODEL, RULES
+from mee_utils.companion.chapters import thresholds as chapter
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.result_tables import inputs_of, read_measured
 from mee_utils.traces.replay import replay_policies, replay_policy
 
 # %% tags=["hide-input"]

@@ -26,13 +26,12 @@ sure = 0.9  # a probability above which a layer counts as confident
 # %% tags=["hide-input"]
 from IPython.display import display
 
-from mee_utils import ExitPolicy, Experiment, trace
+from mee_utils import ExitPolicy, trace
 from mee_utils.analysis import decisions, statistics, survey
-from mee_utils.paper import claims
-from mee_utils.study import figures
-from mee_utils.study.catalogue import RULES
-from mee_utils.study.chapters import confidence as chapter
-from mee_utils.study.prose import conclude
+from mee_utils.companion import Experiment, claims, figures
+from mee_utils.companion.catalogue import RULES
+from mee_utils.companion.chapters import confidence as chapter
+from mee_utils.companion.prose import conclude
 from mee_utils.traces.replay import replay_policies
 
 # %% tags=["hide-input"]

@@ -25,11 +25,11 @@ limit = 200  # examples of each synthetic task on which accuracy is measured
 import pandas as pd
 from scipy.stats import binomtest, fisher_exact
 
-from mee_utils import Experiment
 from mee_utils.analysis import model_quality as quality
-from mee_utils.study.chapters import training as chapter
-from mee_utils.study.prose import conclude
-from mee_utils.study.result_tables import read_retrained
+from mee_utils.companion import Experiment
+from mee_utils.companion.chapters import training as chapter
+from mee_utils.companion.prose import conclude
+from mee_utils.companion.result_tables import read_retrained
 
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("90_training", globals())

@@ -12,9 +12,9 @@ import pytest
 import torch
 from reference import greedy
 
+from mee_utils.companion.training.mini import train_tokenizer
 from mee_utils.models.loading import Model
 from mee_utils.tasks import load_task
-from mee_utils.training.mini import train_tokenizer
 
 INPUTS = [
     "question: Where does Ann live? context: Ann lives in Rome. Bob is a baker.",

@@ -64,7 +64,7 @@ def write_corpora(folder):
 
 def train_tokenizer():
     """A tokenizer for these sentences."""
-    from mee_utils.training.mini import train_tokenizer
+    from mee_utils.companion.training.mini import train_tokenizer
 
     def texts(value):
         return (
@@ -158,7 +158,7 @@ class Clone:
         shutil.copytree(
             ROOT / "notebooks", self.root / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", ".*")
         )
-        self.replace("study/results.py", "dpi=150", "dpi=30")  # drawing would take longer than computing
+        self.replace("companion/results.py", "dpi=150", "dpi=30")  # drawing would take longer than computing
 
     def replace(self, module, old, new):
         """Changes one place of a module in this clone."""

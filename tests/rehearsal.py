@@ -31,10 +31,10 @@ import papers
 from hub import serving
 
 from mee_utils import MeeError
+from mee_utils.companion import jobs
+from mee_utils.companion.catalogue import MAIN_MODEL
+from mee_utils.companion.profiles import Checkpoint, load_profile
 from mee_utils.models.costs import DecoderSizes, generation_flops
-from mee_utils.study import jobs
-from mee_utils.study.catalogue import MAIN_MODEL
-from mee_utils.study.profiles import Checkpoint, load_profile
 from mee_utils.tasks.synthetic.generator import examples
 
 MODELS = "models"  # the names of steps that are no notebooks
@@ -338,7 +338,7 @@ def run_step(arguments):
     import in_process
     import torch
 
-    from mee_utils.__main__ import main
+    from mee_utils.companion.cli import main
 
     with nullcontext() if os.environ.get("UNCOUNTED") else counting() as counter:
         if arguments[0] == IN_PROCESS:

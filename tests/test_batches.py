@@ -5,8 +5,15 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mee_utils.training import batches
-from mee_utils.training.batches import batches_of, corrupt_spans, group_by_length, pad_pairs, padded, repeated
+from mee_utils.companion.training import batches
+from mee_utils.companion.training.batches import (
+    batches_of,
+    corrupt_spans,
+    group_by_length,
+    pad_pairs,
+    padded,
+    repeated,
+)
 
 SENTINELS = list(range(1000, 1032))
 

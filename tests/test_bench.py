@@ -18,8 +18,8 @@ from transformers import T5Config
 
 from mee_utils import DraftPlan, ExitPolicy, MeeError
 from mee_utils.common.files import PACKAGE
+from mee_utils.companion.result_tables import BENCH, missed, one_machine, read_timings
 from mee_utils.models.costs import DecoderSizes
-from mee_utils.study.result_tables import BENCH, missed, one_machine, read_timings
 
 SIZES = replace(workloads.SHAPES["mini"], layers=6, vocabulary=300)
 TINY = replace(workloads.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
@@ -253,7 +253,9 @@ def test_ctranslate2_decodes_as_many_tokens(tiny, batch):
 @pytest.mark.parametrize("part", ["reductions", "kept", "drafts"])
 def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be
+    monkeypatch.setattr(
+        "mee_utils.companion.result_tables.ROOT", tmp_path
+    )  # where committed results would be
     assert main(["--part", part]) == 2
     assert re.search("run make (reproduce|measure)", capsys.readouterr().err)
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from benchmarks import rules, scores
 
-from mee_utils import Experiment, generate
-from mee_utils.study.profiles import load_profile
-from mee_utils.study.published_setting import (
+from mee_utils import generate
+from mee_utils.companion import Experiment
+from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.published_setting import (
     CUT,
     METRICS,
     RULES_COMPARED,
@@ -14,7 +15,7 @@ from mee_utils.study.published_setting import (
     published_settings,
     wanted_timings,
 )
-from mee_utils.study.result_tables import OF_OUTPUTS, PARTS
+from mee_utils.companion.result_tables import OF_OUTPUTS, PARTS
 
 
 def test_the_outputs_of_all_rounds_are_joined_in_the_order_of_the_inputs(t5, synthetic_tasks):

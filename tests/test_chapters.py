@@ -6,13 +6,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.study import figures, open_question
-from mee_utils.study.chapters import confidence, survey, thresholds
-from mee_utils.study.chapters.answer import cheapest, guarantees, mees_question, published, speed
-from mee_utils.study.chapters.classifiers import ablations, at_threshold, compared, flops, outputs, ranking
-from mee_utils.study.chapters.contrast import as_confidence, as_decoder, mechanism
-from mee_utils.study.chapters.wording import percent_span, winners
-from mee_utils.study.result_tables import KEEPS_IT
+from mee_utils.companion import figures, open_question
+from mee_utils.companion.chapters import confidence, survey, thresholds
+from mee_utils.companion.chapters.answer import cheapest, guarantees, mees_question, published, speed
+from mee_utils.companion.chapters.classifiers import (
+    ablations,
+    at_threshold,
+    compared,
+    flops,
+    outputs,
+    ranking,
+)
+from mee_utils.companion.chapters.contrast import as_confidence, as_decoder, mechanism
+from mee_utils.companion.chapters.wording import percent_span, winners
+from mee_utils.companion.result_tables import KEEPS_IT
 
 TASKS = ["question_answering", "summarization"]
 LAYERS = range(4, 12)

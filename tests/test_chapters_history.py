@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mee_utils.companion.chapters.classifiers import history
+from mee_utils.companion.learned_from import ALL, OUTPUTS, REFERENCES, UNSEEN, choices_of_features
 from mee_utils.exits.history_classifier import FEATURES
-from mee_utils.study.chapters.classifiers import history
-from mee_utils.study.learned_from import ALL, OUTPUTS, REFERENCES, UNSEEN, choices_of_features
 
 ON_CALM = {"model": "calm", "target": "consistency"}
 

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.study import figures
-from mee_utils.study.chapters import lossless, models, saturation, training
-from mee_utils.study.chapters.monotonicity import overconfidence, settling, tokens
-from mee_utils.study.chapters.pruning import complete_table, decision_costs, lists, ranks
+from mee_utils.companion import figures
+from mee_utils.companion.chapters import lossless, models, saturation, training
+from mee_utils.companion.chapters.monotonicity import overconfidence, settling, tokens
+from mee_utils.companion.chapters.pruning import complete_table, decision_costs, lists, ranks
 
 matplotlib.use("Agg")
 

@@ -13,11 +13,11 @@ from scipy.stats import norm
 
 from mee_utils import MeeError, load_model, load_task, trace
 from mee_utils.analysis.statistics import DRAWS, Estimate, estimates
-from mee_utils.paper import claims
-from mee_utils.paper.statement import QUANTITIES, Rows, largest_drop, statement, surely_positive
-from mee_utils.paper.statements import BELIEFS, NOTEBOOKS, statements_of
-from mee_utils.paper.statements.monotonicity import first_layer_above, last_layer
-from mee_utils.study.experiment import Experiment
+from mee_utils.companion import claims
+from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.statement import QUANTITIES, Rows, largest_drop, statement, surely_positive
+from mee_utils.companion.statements import BELIEFS, NOTEBOOKS, statements_of
+from mee_utils.companion.statements.monotonicity import first_layer_above, last_layer
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,8 +4,8 @@ import matplotlib
 import matplotlib.pyplot
 import pytest
 
-from mee_utils.study import catalogue, drawings, figures
-from mee_utils.study.results import Run, png
+from mee_utils.companion import catalogue, drawings, figures
+from mee_utils.companion.results import Run, png
 
 matplotlib.use("Agg")
 

@@ -17,11 +17,11 @@ import test_notebook_runner
 import test_notebooks
 import test_readme
 
-from mee_utils import Experiment, MeeError, load_model
+from mee_utils import MeeError, load_model
 from mee_utils.analysis import beside_full, statistics
-from mee_utils.study import measure, result_tables
-from mee_utils.study.jobs import Job
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion import Experiment, measure, result_tables
+from mee_utils.companion.jobs import Job
+from mee_utils.companion.profiles import load_profile
 
 ROOT = Path(__file__).parent.parent
 NAME = "08_results"

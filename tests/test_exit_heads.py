@@ -7,8 +7,8 @@ from conftest import INPUTS, LENGTH, build_lively, confidences
 from torch.nn import functional
 
 from mee_utils import ExitPolicy, generate, load_classifier, replay, save_classifier, trace, train_classifier
+from mee_utils.companion.catalogue import HEADS, RULES, target_of
 from mee_utils.exits.classifiers import new_classifier
-from mee_utils.study.catalogue import HEADS, RULES, target_of
 from mee_utils.traces.classifier_training import _Loss, exit_labels
 from mee_utils.traces.replay import StoredStates, replay_policy
 

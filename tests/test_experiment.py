@@ -5,9 +5,9 @@ import shutil
 import pandas as pd
 import pytest
 
-from mee_utils import Experiment, MeeError
-from mee_utils.study import inputs, notebook_files
-from mee_utils.study.profiles import load_profile
+from mee_utils import MeeError
+from mee_utils.companion import Experiment, inputs, notebook_files
+from mee_utils.companion.profiles import load_profile
 
 
 def rows(value, task, model, times=1):

@@ -25,7 +25,7 @@ from mee_utils import (
 from mee_utils.analysis.explorer_runs import ALL, DIFFERS
 from mee_utils.common.files import PACKAGE
 from mee_utils.common.html import SHOWN, shaded, table
-from mee_utils.study import drawing, explorer_page
+from mee_utils.companion import drawing, explorer_page
 
 NASTY = "summarize: </script><img src=x> & $spec"
 POLICIES = {

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.study import catalogue, figures
+from mee_utils.companion import catalogue, figures
 
 matplotlib.use("Agg")
 

@@ -5,10 +5,9 @@ import shutil
 import pandas as pd
 import pytest
 
-from mee_utils.paper import gpu_tables, stored_tables
-from mee_utils.paper.stored_tables import StoredTables
-from mee_utils.study import result_tables
-from mee_utils.study.result_tables import BENCH, GPU, MACHINES
+from mee_utils.companion import gpu_tables, result_tables, stored_tables
+from mee_utils.companion.result_tables import BENCH, GPU, MACHINES
+from mee_utils.companion.stored_tables import StoredTables
 
 NAME = "a GPU of ours"
 

@@ -13,14 +13,14 @@ from test_verify import agreeing
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace, train_classifier
 from mee_utils.analysis.comparison import decision_cost
 from mee_utils.analysis.decisions import roc_area
+from mee_utils.companion import inputs, jobs
+from mee_utils.companion.catalogue import RULES
+from mee_utils.companion.profiles import Corpus, load_profile
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.token import LayerState, on_host, states_by_layer
 from mee_utils.exits.classifiers import load_classifier, new_classifier, save_classifier
 from mee_utils.exits.history_classifier import FEATURES
 from mee_utils.models.costs import SHAPES
-from mee_utils.study import inputs, jobs
-from mee_utils.study.catalogue import RULES
-from mee_utils.study.profiles import Corpus, load_profile
 from mee_utils.traces.classifier_training import histories
 from mee_utils.traces.replay import StoredStates, replay_policy
 

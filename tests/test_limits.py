@@ -5,8 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.study import limits
-from mee_utils.study.result_tables import Measured
+from mee_utils.companion import limits
+from mee_utils.companion.result_tables import Measured
 
 TASK = "translation"
 

@@ -8,7 +8,7 @@ from test_verify import agreeing
 
 from mee_utils import ExitPolicy, MeeError, Task, generate, trace
 from mee_utils.analysis import lossless
-from mee_utils.study import result_tables
+from mee_utils.companion import result_tables
 from mee_utils.traces.replay import replay_policy
 
 

@@ -5,9 +5,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.paper.published_numbers import beside_main_figure, published_main_figure
-from mee_utils.study import figures, main_figure
-from mee_utils.study.published_setting import METRICS, RULES_COMPARED, THRESHOLD, policy_of, wanted_timings
+from mee_utils.companion import figures, main_figure
+from mee_utils.companion.published_numbers import beside_main_figure, published_main_figure
+from mee_utils.companion.published_setting import (
+    METRICS,
+    RULES_COMPARED,
+    THRESHOLD,
+    policy_of,
+    wanted_timings,
+)
 
 TASKS = ["question_answering", "summarization", "translation"]
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from transformers import T5Config, T5ForConditionalGeneration
 
 from mee_utils import MeeError, Objective, generate, load_task
-from mee_utils.study import inputs
-from mee_utils.study.profiles import Profile, load_profile
+from mee_utils.companion import inputs
+from mee_utils.companion.profiles import Profile, load_profile
+from mee_utils.companion.training import build, loop
+from mee_utils.companion.training.batches import pad_pairs
+from mee_utils.companion.training.mini import grow
 from mee_utils.tasks.loading import load_lesson
 from mee_utils.tasks.synthetic.questions import LESSONS
-from mee_utils.training import build, loop
-from mee_utils.training.batches import pad_pairs
-from mee_utils.training.mini import grow
 
 SHAPE = {
     "vocab_size": 500,

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from mee_utils import ExitPolicy, MeeError, replay, trace
 from mee_utils.analysis import statistics
 from mee_utils.analysis.threshold_choice import candidates
+from mee_utils.companion import artifacts, measure, result_tables
+from mee_utils.companion.catalogue import RULES
+from mee_utils.companion.digests import file_digest
+from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.jobs import Job, measurements
+from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.result_tables import read_measurements
 from mee_utils.decoding.inputs import EncoderCache
-from mee_utils.study import artifacts, measure, result_tables
-from mee_utils.study.catalogue import RULES
-from mee_utils.study.digests import file_digest
-from mee_utils.study.experiment import Experiment
-from mee_utils.study.jobs import Job, measurements
-from mee_utils.study.profiles import load_profile
-from mee_utils.study.result_tables import read_measurements
 from mee_utils.traces.replay import replay_policy
 
 
@@ -237,7 +237,7 @@ def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path,
 
 
 def test_a_name_or_a_marker_is_no_reason_to_measure_again(few, monkeypatch):
-    from mee_utils.study.experiment import Experiment
+    from mee_utils.companion.experiment import Experiment
 
     bench = measure.RuleDecoder(Experiment(None, few), JOB)
     before = bench.keys("fixed")
@@ -247,7 +247,7 @@ def test_a_name_or_a_marker_is_no_reason_to_measure_again(few, monkeypatch):
 
 
 def test_a_profile_names_what_it_measures_besides_calm_and_where_fewer_thresholds_do(few):
-    from mee_utils.study.experiment import Experiment
+    from mee_utils.companion.experiment import Experiment
 
     short = {"models": ["free"], "most_candidates": {"translation": 2}}
     profile = few.model_copy(update={"results": few.results.model_copy(update=short)})
@@ -328,7 +328,7 @@ STORED_JOBS = [job for job in measurements(load_profile("small")) if job.kind in
 @pytest.fixture(scope="module")
 def decoder_of_job():
     """What decodes a stored job, for two tests; what classifiers learned from is read once for all jobs."""
-    from mee_utils.study.experiment import Experiment
+    from mee_utils.companion.experiment import Experiment
 
     experiment = Experiment(None, load_profile("small"))
     read = {}

@@ -8,9 +8,15 @@ import torch
 from conftest import build_network
 
 from mee_utils import MeeError
-from mee_utils.training.batches import pad_pairs
-from mee_utils.training.loop import states_and_logits
-from mee_utils.training.mini import STARTS, kept_layers, new_network, set_dropout, with_decoder_layers
+from mee_utils.companion.training.batches import pad_pairs
+from mee_utils.companion.training.loop import states_and_logits
+from mee_utils.companion.training.mini import (
+    STARTS,
+    kept_layers,
+    new_network,
+    set_dropout,
+    with_decoder_layers,
+)
 
 TOKENIZER = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 1, "__len__": lambda self: 50})()
 SIZES = {"d_model": 96, "d_kv": 24, "num_heads": 4, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 3}

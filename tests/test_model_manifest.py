@@ -3,9 +3,9 @@
 import pytest
 
 from mee_utils import load_task, trace
-from mee_utils.study.inputs import is_trained, load_profile_model, manifest
-from mee_utils.study.profiles import load_profile
-from mee_utils.training.model_manifest import by_form, measure
+from mee_utils.companion.inputs import is_trained, load_profile_model, manifest
+from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.training.model_manifest import by_form, measure
 
 
 def test_exact_match_is_counted_by_form():

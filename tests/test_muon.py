@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import build_network
 
-from mee_utils.training.loop import Schedule
-from mee_utils.training.muon import RATES_FROM_SCRATCH, MuonAdam, orthogonalize, parameter_groups
+from mee_utils.companion.training.loop import Schedule
+from mee_utils.companion.training.muon import RATES_FROM_SCRATCH, MuonAdam, orthogonalize, parameter_groups
 
 SHAPES = [(12, 12), (20, 8), (8, 20), (12, 12), (20, 8)]
 RATES = {"query": 0.5, "embedding": 20.0, "table": 5.0, "norm": 2.0}

@@ -19,12 +19,11 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.__main__ import main
 from mee_utils.common.files import complete_file
-from mee_utils.paper import statements
-from mee_utils.study import notebook_files, parameters, pipeline, result_tables
-from mee_utils.study import notebooks as notebook
-from mee_utils.study.results import DIGEST, STAGED, Run, noted_digests, staged
+from mee_utils.companion import notebook_files, parameters, pipeline, result_tables, statements
+from mee_utils.companion import notebooks as notebook
+from mee_utils.companion.cli import main
+from mee_utils.companion.results import DIGEST, STAGED, Run, noted_digests, staged
 
 ROOT = Path(__file__).parent.parent
 NAME = "90_trial"
@@ -45,7 +44,7 @@ print(limit * 2, share)
 {body}
 """
 SAVES = """import pandas as pd
-from mee_utils.study.results import Run
+from mee_utils.companion.results import Run
 run = Run("90_trial", profile, {})
 run.save_table(pd.DataFrame({"x": [limit]}), "t")
 run.finish()"""
@@ -129,7 +128,7 @@ def test_every_trial_has_a_folder_of_its_own(sources):
 
 
 CHECKS = """from pathlib import Path
-from mee_utils.study import notebook_files, parameters
+from mee_utils.companion import notebook_files, parameters
 notebook_files.SOURCES = Path("FOLDER")
 parameters.check_injected("90_trial")"""
 
@@ -374,7 +373,7 @@ def test_figures_and_tables_are_the_same_bytes_on_every_run(tmp_path, monkeypatc
 
 
 def test_memory_is_in_megabytes_on_a_mac_too(monkeypatch):
-    from mee_utils.study import results
+    from mee_utils.companion import results
 
     here = results.peak_megabytes()
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -532,7 +531,7 @@ def test_the_command_line_says_it_in_one_line(capsys, arguments, message):
 
 
 def test_an_installation_without_a_checkout_says_so(capsys, monkeypatch, tmp_path):
-    from mee_utils import __main__ as commands
+    from mee_utils.companion import cli as commands
 
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     assert main(["status"]) == 2
@@ -552,12 +551,12 @@ rule second:
     output: "second"
     shell: "touch second"
 """
-JOB = "import time; from mee_utils.study import pipeline; "
+JOB = "import time; from mee_utils.companion import pipeline; "
 JOB += "pipeline.end_with_pipeline(); open({!r}, 'w'); time.sleep({})"
 MAKE = """
 import os, sys, pathlib
-from mee_utils.__main__ import main
-from mee_utils.study import pipeline
+from mee_utils.companion.cli import main
+from mee_utils.companion import pipeline
 pipeline.SNAKEFILE = pathlib.Path(sys.argv[1])
 pipeline._check = lambda profile, cores: None
 pipeline.measure = lambda *_: pipeline.make("all", "small", None, 1, sys.argv[2])

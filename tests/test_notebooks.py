@@ -19,11 +19,10 @@ import pytest
 from PIL import Image
 
 from mee_utils.common.files import build_root
-from mee_utils.paper import numbers
-from mee_utils.study import notebook_files, pipeline
-from mee_utils.study.inputs import is_trained, manifest
-from mee_utils.study.profiles import load_profile
-from mee_utils.study.results import stored_seconds
+from mee_utils.companion import notebook_files, numbers, pipeline
+from mee_utils.companion.inputs import is_trained, manifest
+from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.results import stored_seconds
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -221,8 +220,8 @@ def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
     checkpoints.symlink_to(ROOT / "mee_utils/checkpoints")
     clone.write("small", without(clone.read("small"), SPARED) | FEW)
     for old, new in ONE_OF_EACH:
-        clone.replace("study/jobs.py", old, new)
-    rules = clone.root / "mee_utils/study/rules.yaml"
+        clone.replace("companion/jobs.py", old, new)
+    rules = clone.root / "mee_utils/companion/rules.yaml"
     sweep = re.compile(r"main_sweep: \[[^]]*\]")
     rules.write_text(sweep.sub(f"main_sweep: {json.dumps(FEW_RULES)}", rules.read_text()))
     build = tmp_path / "figures/build"
@@ -254,7 +253,7 @@ def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
     assert planned(*targets) == {}  # a notebook that is up to date needs no trace
     (tmp_path / "figures/small/01_monotonicity/figure_1_settled.csv").unlink()
     assert run(*targets) == [1, 0, 1, 0]  # to run it again needs the trace, but no measurement
-    clone.replace("study/results.py", "DECIMALS = 4", "DECIMALS = 3")
+    clone.replace("companion/results.py", "DECIMALS = 4", "DECIMALS = 3")
     assert planned(*targets) == {"notebook_01_monotonicity": 1}
     clone.edit(lambda content: content["results"].update(validation=7), "small")
     # the bugs of published code do not read them
@@ -283,7 +282,7 @@ def test_nbval_of_the_folder_is_of_its_notebooks_alone():
 SOCKETS = """
 import sys
 import tempfile
-sys.modules["rfc3987_syntax"] = None  # see study/notebook_files.py
+sys.modules["rfc3987_syntax"] = None  # see companion/notebook_files.py
 from functools import partial
 from jupyter_client.manager import KernelManager
 from nbval import kernel

@@ -7,6 +7,7 @@ import torch
 from conftest import build_network
 
 from mee_utils import MeeError
+from mee_utils.companion.training.loop import states_and_logits
 from mee_utils.models.objectives import (
     KD_MAPS,
     Objective,
@@ -17,7 +18,6 @@ from mee_utils.models.objectives import (
     objective_loss,
     weighted_cross_entropy,
 )
-from mee_utils.training.loop import states_and_logits
 
 
 class Toy(torch.nn.Module):

@@ -102,7 +102,7 @@ def test_every_direct_requirement_is_used():
 
 
 LIBRARY_AT_WORK = """
-import mee_utils
+import mee_utils.companion
 from mee_utils import ExitPolicy, MeeError, calibrate, generate, load_model, load_task
 from mee_utils import replay, trace, train_classifier
 model = load_model("mee_utils/checkpoints/small/calm")
@@ -118,7 +118,7 @@ assert replay(traced, policy).shape
 train_classifier("hidden_classifier", traced, model, epochs=1)
 calibrate(model, task, policy, delta=0.9, eps=0.5, thresholds=[0.9], max_new_tokens=12)
 out._repr_html_
-for use in (lambda: mee_utils.draw_settled, lambda: load_task("translation", source="{parquet}")):
+for use in (lambda: mee_utils.companion.draw_settled, lambda: load_task("translation", source="{parquet}")):
     try:
         use()
     except MeeError as error:

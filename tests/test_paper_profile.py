@@ -12,8 +12,8 @@ import yaml
 from hub import serving
 
 from mee_utils import MeeError
-from mee_utils.study import inputs, jobs, notebook_files, parameters, pins, profiles
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion import inputs, jobs, notebook_files, parameters, pins, profiles
+from mee_utils.companion.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("notebooks")
 ROOT = Path(__file__).parent.parent
@@ -201,7 +201,7 @@ def test_mistakes_in_a_profile_of_ready_checkpoints_are_one_line(tmp_path, case)
 
 
 def test_what_a_profile_leaves_out_is_said_in_a_sentence():
-    from mee_utils.study import notebooks, pipeline, status
+    from mee_utils.companion import notebooks, pipeline, status
 
     profile = load_profile("paper_published")
     assert "05_mee_classifiers" not in profile.run_notebooks and "03_pruning" in profile.run_notebooks
@@ -214,7 +214,7 @@ def test_what_a_profile_leaves_out_is_said_in_a_sentence():
 
 
 def test_a_notebook_says_whose_results_it_shows_where_there_is_no_calm(tmp_path, monkeypatch):
-    from mee_utils.study import experiment
+    from mee_utils.companion import experiment
 
     said = []
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
@@ -415,8 +415,8 @@ def test_the_last_line_of_a_command_says_what_may_move(hub, tmp_path):
 READ = """
 import json
 from mee_utils import MeeError
-from mee_utils.study.inputs import check_recipe, load_profile_model, load_tasks
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion.inputs import check_recipe, load_profile_model, load_tasks
+from mee_utils.companion.profiles import load_profile
 profile = load_profile("paper")
 try:
     targets = [task.targets[0] for task in load_tasks(profile)]
@@ -510,7 +510,7 @@ def test_a_moved_branch_moves_no_results_of_a_pinned_profile(tmp_path):
 
 
 def test_long_documents_lie_in_data():
-    from mee_utils.study.experiment import Experiment
+    from mee_utils.companion.experiment import Experiment
 
     with pytest.raises(MeeError, match=r'DATA holds no folder "nothing": give DATA=.*, or long_corpus'):
         Experiment(None, "small").long_documents("nothing", 1)
@@ -521,7 +521,7 @@ def test_long_documents_lie_in_data():
 
 COMMANDS = """
 import json, sys
-from mee_utils.__main__ import main
+from mee_utils.companion.cli import main
 print([main([*command, "--profile", "paper"]) for command in json.loads(sys.argv[1])])
 """
 
@@ -583,8 +583,8 @@ def test_models_are_fine_tuned_from_the_checkpoint_and_say_so(trained):
 
 def test_sources_are_cut_where_the_checkpoint_was_trained_to_be(trained):
     code = """
-from mee_utils.study.inputs import load_profile_tokenizer, load_tasks
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion.inputs import load_profile_tokenizer, load_tasks
+from mee_utils.companion.profiles import load_profile
 profile = load_profile("paper")
 short = profile.training.model_copy(update={"max_source": 12})
 tasks = load_tasks(profile.model_copy(update={"training": short}))
@@ -631,7 +631,7 @@ def test_every_notebook_runs_with_the_profile(trained, executed, name):
 
 
 def test_a_ready_backbone_with_another_tokenizer_is_refused(trained, tmp_path):
-    from mee_utils.training.mini import train_tokenizer
+    from mee_utils.companion.training.mini import train_tokenizer
 
     papers.write_checkpoint(
         tmp_path / "foreign", train_tokenizer(["Ann has a key in Rome.", "Bob has a hat in Oslo."] * 2, 90)

@@ -13,8 +13,8 @@ import yaml
 from mee_utils import MeeError
 from mee_utils.common import files
 from mee_utils.common.files import read_yaml
-from mee_utils.study import catalogue, inputs, profiles, result_tables
-from mee_utils.study.profiles import Profile, load_profile, profile_names
+from mee_utils.companion import catalogue, inputs, profiles, result_tables
+from mee_utils.companion.profiles import Profile, load_profile, profile_names
 
 pytestmark = pytest.mark.xdist_group("notebooks")
 ROOT = Path(__file__).parent.parent
@@ -313,10 +313,10 @@ def test_stored_tables_are_found_by_the_name_of_a_profile_that_is_given_as_a_fil
 
 def test_groups_of_rules_are_read_by_their_names(monkeypatch):
     """Before, by their order in the file: another order made another group the main sweep."""
-    tables = read_yaml("study/rules.yaml")
+    tables = read_yaml("companion/rules.yaml")
     tables["groups"] = dict(reversed(tables["groups"].items()))
     monkeypatch.setattr(files, "read_yaml", lambda name: tables)
-    spec = importlib.util.spec_from_file_location("mee_utils.study.catalogue_again", catalogue.__file__)
+    spec = importlib.util.spec_from_file_location("mee_utils.companion.catalogue_again", catalogue.__file__)
     monkeypatch.setitem(sys.modules, spec.name, importlib.util.module_from_spec(spec))
     again = sys.modules[spec.name]
     spec.loader.exec_module(again)
@@ -326,8 +326,8 @@ def test_groups_of_rules_are_read_by_their_names(monkeypatch):
 
 def trained(monkeypatch, tmp_path, **changes):
     """A profile of translation on a local corpus, and the manifest of a model trained on it."""
+    from mee_utils.companion.training import build as train
     from mee_utils.tasks.sources import local_files
-    from mee_utils.training import build as train
 
     corpus = tmp_path / "corpus"
     corpus.mkdir(exist_ok=True)
@@ -439,7 +439,7 @@ def test_a_name_means_one_corpus(parts, message):
 
 
 def test_corpora_of_other_domains_are_loaded_by_name():
-    from mee_utils.study.experiment import Experiment
+    from mee_utils.companion.experiment import Experiment
 
     content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text())
     assert Experiment(None, "small").away(3) == {}

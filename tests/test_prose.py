@@ -2,7 +2,7 @@
 
 import pytest
 
-from mee_utils.study import prose
+from mee_utils.companion import prose
 
 
 def test_a_conclusion_is_a_paragraph_of_the_page_without_empty_sentences(monkeypatch):

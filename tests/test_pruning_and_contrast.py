@@ -16,18 +16,18 @@ from mee_utils import ExitPolicy, MeeError, Task, generate, trace
 from mee_utils.analysis import comparison, decisions, long_documents, pruning
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.comparison import DecodingResult
+from mee_utils.companion.published_numbers import (
+    published_reductions,
+    published_saturation,
+    published_scores,
+    weighted_rouge_l,
+)
 from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.contrast import Distribution
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.models.states import output_scale
-from mee_utils.paper.published_numbers import (
-    published_reductions,
-    published_saturation,
-    published_scores,
-    weighted_rouge_l,
-)
 from mee_utils.traces.replay import chunks, replay_policies, replay_policy
 
 

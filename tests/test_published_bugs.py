@@ -12,12 +12,12 @@ from scipy.stats import beta
 from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, trace
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.comparison import decode
+from mee_utils.companion import published_bugs as bugs
+from mee_utils.companion.statements import BUGS
 from mee_utils.decoding.inputs import batches_by_length
 from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.exits.measures import RisingTop1, SoftmaxMargin
 from mee_utils.exits.thresholds import AdaptiveThreshold, Threshold
-from mee_utils.paper import published_bugs as bugs
-from mee_utils.paper.statements import BUGS
 from mee_utils.traces.replay import StoredStates, replay_policy
 
 LAYERS = 8

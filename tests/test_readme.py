@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mee_utils.paper import results_page
-from mee_utils.study.notebook_files import notebook_names
+from mee_utils.companion import results_page
+from mee_utils.companion.notebook_files import notebook_names
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent

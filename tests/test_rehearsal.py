@@ -12,8 +12,8 @@ import pytest
 import rehearsal
 from hub import serving
 
-from mee_utils.study import jobs
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion import jobs
+from mee_utils.companion.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("rehearsal")
 NAME = "paper_published"
@@ -97,9 +97,9 @@ def test_every_notebook_runs_on_what_there_is(registered, executed, name):
 
 PROBE = f"""
 from mee_utils import MeeError
-from mee_utils.study import inputs
-from mee_utils.study.experiment import Experiment
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion import inputs
+from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.profiles import load_profile
 experiment = Experiment(None, "{NAME}")
 squad, iwslt = (experiment.model("vanilla", task) for task in {TASKS})
 print(bool((squad.network.shared.weight == iwslt.network.shared.weight).all()), len(squad.tokenizer))

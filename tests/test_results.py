@@ -12,15 +12,14 @@ import pytest
 
 from mee_utils import ExitPolicy, MeeError
 from mee_utils.analysis import beside_full, calibration, statistics
-from mee_utils.paper import claims
-from mee_utils.paper.statement import NoRows, Rows, Untestable
-from mee_utils.paper.statements import statements_of
-from mee_utils.study import digests, freshness, results, status, verdicts
-from mee_utils.study import result_tables as stored
-from mee_utils.study.catalogue import RULES
-from mee_utils.study.inputs import weights_digest
-from mee_utils.study.notebook_files import read_source
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion import claims, digests, freshness, results, status, verdicts
+from mee_utils.companion import result_tables as stored
+from mee_utils.companion.catalogue import RULES
+from mee_utils.companion.inputs import weights_digest
+from mee_utils.companion.notebook_files import read_source
+from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.statement import NoRows, Rows, Untestable
+from mee_utils.companion.statements import statements_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -383,11 +382,11 @@ def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
         and dict(status.states(profile))["measured"] == "fresh"
     )
     made = json.loads((folder / "manifest.json").read_text())
-    assert "study/rules.yaml" in made["code"] and "study/results.py" in made["code"]
-    made["code"]["study/results.py"] = made["inputs"]["model calm"] = "another"
+    assert "companion/rules.yaml" in made["code"] and "companion/results.py" in made["code"]
+    made["code"]["companion/results.py"] = made["inputs"]["model calm"] = "another"
     (folder / "manifest.json").write_text(json.dumps(made))
     (folder / "table.csv").write_text("a\n2.0\n")
-    found = ["table.csv", "mee_utils/study/results.py", "model calm"]
+    found = ["table.csv", "mee_utils/companion/results.py", "model calm"]
     assert freshness.stored_result_changes(profile, "measured") == found
     assert dict(status.states(profile))["measured"] == f"stale, changed since: {', '.join(found)}"
 

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.paper import answers, facts, ledger_page, numbers, reference_tables, results_page
-from mee_utils.paper.stored_tables import StoredTables, markdown
-from mee_utils.study import headline as headlines
-from mee_utils.study.digests import file_digest as digest_of_file
-from mee_utils.study.result_tables import KEEPS_IT
-from mee_utils.study.results import Run
+from mee_utils.companion import answers, facts, ledger_page, numbers, reference_tables, results_page
+from mee_utils.companion import headline as headlines
+from mee_utils.companion.digests import file_digest as digest_of_file
+from mee_utils.companion.result_tables import KEEPS_IT
+from mee_utils.companion.results import Run
+from mee_utils.companion.stored_tables import StoredTables, markdown
 
 FIGURES = Path(__file__).parent.parent / "figures"
 PROFILES = [name for name in ("small", "real") if (FIGURES / name).exists()]

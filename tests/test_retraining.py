@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from test_making_models import tiny
 
 from mee_utils import MeeError
-from mee_utils.study import inputs, result_tables, results
-from mee_utils.study.jobs import Job, retrainings
-from mee_utils.training import build, loop, retraining, rivals
-from mee_utils.training.rivals import load_rival
+from mee_utils.companion import inputs, result_tables, results
+from mee_utils.companion.jobs import Job, retrainings
+from mee_utils.companion.training import build, loop, retraining, rivals
+from mee_utils.companion.training.rivals import load_rival
 
 STAGES = [
     {"examples": {"pairs": 40}, "learning_rate": 0.02},

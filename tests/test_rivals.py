@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from mee_utils.analysis.beside_full import VALUES
-from mee_utils.study import rivals
-from mee_utils.study.result_tables import Measured
+from mee_utils.companion import rivals
+from mee_utils.companion.result_tables import Measured
 
 EXAMPLES = 50
 NONE = float("nan")

@@ -8,15 +8,14 @@ import pandas as pd
 import pytest
 
 from mee_utils import Measure, MeeError, load_model, save_classifier
-from mee_utils.__main__ import main
+from mee_utils.companion import measure, rule_row
+from mee_utils.companion.catalogue import MAIN_MODEL, RULES, Rule
+from mee_utils.companion.cli import main
+from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.jobs import Job
+from mee_utils.companion.profiles import load_profile
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import SoftmaxMargin
-from mee_utils.paper import rule_row
-from mee_utils.study import measure
-from mee_utils.study.catalogue import MAIN_MODEL, RULES, Rule
-from mee_utils.study.experiment import Experiment
-from mee_utils.study.jobs import Job
-from mee_utils.study.profiles import load_profile
 
 ROOT = Path(__file__).parent.parent
 TASK = "translation"

@@ -12,10 +12,19 @@ import pytest
 
 from mee_utils import MeeError
 from mee_utils.common.files import PACKAGE
-from mee_utils.study import digests, freshness, jobs, measure, notebook_files, result_tables, results, status
-from mee_utils.study import notebooks as notebook
-from mee_utils.study.jobs import Job
-from mee_utils.study.profiles import load_profile
+from mee_utils.companion import (
+    digests,
+    freshness,
+    jobs,
+    measure,
+    notebook_files,
+    result_tables,
+    results,
+    status,
+)
+from mee_utils.companion import notebooks as notebook
+from mee_utils.companion.jobs import Job
+from mee_utils.companion.profiles import load_profile
 
 ROOT = Path(__file__).parent.parent
 NAME, PROFILE = "90_trial", load_profile("small")
@@ -26,8 +35,8 @@ data = ""  # where
 # %%
 import pandas as pd
 from matplotlib import pyplot
-from mee_utils.study import result_tables
-from mee_utils.study.results import Run
+from mee_utils.companion import result_tables
+from mee_utils.companion.results import Run
 run = Run("90_trial", profile, {})
 wanted = pd.DataFrame({"task": ["translation"], "model": ["calm"]})
 print("t", len(result_tables.read_timings("lossless", wanted, profile)))
@@ -187,13 +196,13 @@ def test_a_changed_module_is_stale_and_a_comment_is_none(run, tmp_path, monkeypa
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
     for module in (freshness, digests):
         monkeypatch.setattr(module, "PACKAGE", package)
-    module = package / "study" / "results.py"
+    module = package / "companion" / "results.py"
     module.write_text(module.read_text() + "# a comment\n")
     assert changes() == []
     module.write_text(module.read_text().replace("DECIMALS = 4", "DECIMALS = 5"))
-    assert changes() == ["mee_utils/study/results.py"]
+    assert changes() == ["mee_utils/companion/results.py"]
     module.unlink()
-    assert changes() == ["mee_utils/study/results.py"]
+    assert changes() == ["mee_utils/companion/results.py"]
 
 
 def test_a_timing_that_a_notebook_reads_is_an_input(run, tmp_path, monkeypatch):
@@ -433,7 +442,7 @@ def test_a_number_is_traced_to_the_cell_that_printed_it(run):
 
 
 def test_the_page_of_results_says_how_to_trace_a_number():
-    page, rules = ((ROOT / name).read_text() for name in ("mee_utils/paper/pages/results.md", "Makefile"))
+    page, rules = ((ROOT / name).read_text() for name in ("mee_utils/companion/pages/results.md", "Makefile"))
     file = re.search(r"`make origin FILE=(\S+)`", page)[1]
     assert next(status.origin(str(ROOT / file))).startswith(f"saved by {Path(file).parent}.ipynb, cell ")
     assert re.search(r"^origin:.*\n\t@\$\(COMPANION\) origin \"\$\(FILE\)\"$", rules, re.M)

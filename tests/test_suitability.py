@@ -12,11 +12,11 @@ from conftest import INPUTS, LENGTH, build_lively
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
 
 from mee_utils import AnyModel, ExitPolicy, MeeError, Model, generate, load_any_model, suitability, trace
-from mee_utils.__main__ import main
 from mee_utils.analysis import suitability as module
 from mee_utils.analysis.statistics import RESAMPLES, Estimate
+from mee_utils.companion import suitability_page
+from mee_utils.companion.cli import main
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
-from mee_utils.study import suitability_page
 from mee_utils.traces.replay import replay_policy
 
 PROMPTS = [*INPUTS, "two houses", "the man and his dog", "red"]

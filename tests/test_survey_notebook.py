@@ -11,14 +11,14 @@ from test_verify import agreeing
 from mee_utils import ExitPolicy, MeeError, Task, generate, replay_drafts, trace
 from mee_utils.analysis import bandits, calibration, comparison, lossless, survey
 from mee_utils.analysis.threshold_choice import candidates
+from mee_utils.companion.catalogue import BESIDE_SURVEY, IDEAS, RULES, SURVEY
+from mee_utils.companion.statements import BUGS
 from mee_utils.decoding.inputs import cut_at_end, detokenize
 from mee_utils.decoding.layerwise import start_and_end_ids
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.exits.thresholds import BanditThreshold
 from mee_utils.models.costs import SHAPES
-from mee_utils.paper.statements import BUGS
-from mee_utils.study.catalogue import BESIDE_SURVEY, IDEAS, RULES, SURVEY
 from mee_utils.traces.replay import replay_policy
 
 LAYERS = 6

@@ -35,12 +35,12 @@ from mee_utils import (
 from mee_utils.analysis.calibration import consistency_losses
 from mee_utils.analysis.threshold_choice import candidates, thresholds_for
 from mee_utils.common.files import PACKAGE, read_yaml
+from mee_utils.companion import catalogue
 from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.history_classifier import FEATURES
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy, Vote
 from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
-from mee_utils.study import catalogue
 from mee_utils.traces.classifier_training import _Loss, exit_labels
 from mee_utils.traces.replay import StoredStates, replay_policy
 
@@ -821,4 +821,4 @@ def test_the_architecture_page_shows_a_rule_as_it_is():
     page = (PACKAGE / "README.md").read_text(encoding="utf-8")
     assert f"```python\n{inspect.getsource(Vote)}```" in page
     (row,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
-    assert yaml.safe_load(row) == {"vote": read_yaml("study/rules.yaml")["rules"]["vote"]}
+    assert yaml.safe_load(row) == {"vote": read_yaml("companion/rules.yaml")["rules"]["vote"]}

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from mee_utils.analysis import threshold_choice
-from mee_utils.study.result_tables import PARTS, read_timings
-from mee_utils.study.results import level_text
+from mee_utils.companion.result_tables import PARTS, read_timings
+from mee_utils.companion.results import level_text
 
 
 @pytest.fixture

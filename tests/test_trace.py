@@ -585,7 +585,7 @@ import numpy as np
 sys.path.insert(0, "tests")
 from conftest import build_network
 from mee_utils.models.loading import Model
-from mee_utils.training.mini import train_tokenizer
+from mee_utils.companion.training.mini import train_tokenizer
 from mee_utils import trace
 tokenizer = train_tokenizer(["the red house is near the river"] * 50, 200)
 model = Model(build_network("t5", 32128), tokenizer, "wide")

@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mee_utils.companion import artifacts as train_exits
+from mee_utils.companion.artifacts import ClassifierSpec
+from mee_utils.companion.catalogue import ABLATED, SURVEY_VARIANTS, VARIANTS
+from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.inputs import checkpoint_folder
+from mee_utils.companion.profiles import load_profile
 from mee_utils.exits.classifiers import load_classifier
 from mee_utils.models.loading import load_model
-from mee_utils.study import artifacts as train_exits
-from mee_utils.study.artifacts import ClassifierSpec
-from mee_utils.study.catalogue import ABLATED, SURVEY_VARIANTS, VARIANTS
-from mee_utils.study.experiment import Experiment
-from mee_utils.study.inputs import checkpoint_folder
-from mee_utils.study.profiles import load_profile
 from mee_utils.traces import tracing
 
 

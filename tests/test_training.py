@@ -8,12 +8,12 @@ import torch
 from conftest import FAMILIES, build_network
 from transformers.optimization import get_wsd_schedule
 
+from mee_utils.companion.training import loop, muon
+from mee_utils.companion.training.batches import pad_pairs, repeated
+from mee_utils.companion.training.loop import Schedule, layer_losses, train_backbone
+from mee_utils.companion.training.mini import set_dropout
 from mee_utils.models.objectives import Objective, cross_entropy
 from mee_utils.models.states import compute_logits
-from mee_utils.training import loop, muon
-from mee_utils.training.batches import pad_pairs, repeated
-from mee_utils.training.loop import Schedule, layer_losses, train_backbone
-from mee_utils.training.mini import set_dropout
 
 PAIRS = [([5 + i % 20, 9, 1], [5 + i % 20, 1]) for i in range(60)]
 

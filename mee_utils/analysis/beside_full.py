@@ -1,7 +1,7 @@
 """What outputs keep and cost beside those of full depth: the columns that every table of results has.
 
 Notebooks decode a few settings (`comparison.result_row`); some thousand are stored with their examples
-(`study.result_tables.Measured`). Both are set beside full depth here, on the same resampled examples.
+(`companion.result_tables.Measured`). Both are set beside full depth here, on the same resampled examples.
 """
 
 from collections.abc import Sequence

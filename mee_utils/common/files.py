@@ -20,7 +20,7 @@ def build_root() -> Path:
 
 
 def read_yaml(name: str | Path):
-    """A table of the package, such as "study/rules.yaml", or another file by its full path."""
+    """A table of the package, such as "companion/rules.yaml", or another file by its full path."""
     return yaml.safe_load((PACKAGE / name).read_text(encoding="utf-8"))
 
 

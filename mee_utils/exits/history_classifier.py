@@ -59,7 +59,7 @@ class HistoryClassifier(ExitClassifier):
 
     The shipped ones learned from the model's own outputs, since those are what it decides about, for examples
     that the model was not trained on where there are such, filled up with training examples
-    (`mee_utils.study.artifacts.unseen_first`).
+    (`mee_utils.companion.artifacts.unseen_first`).
     """
 
     readout = True

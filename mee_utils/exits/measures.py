@@ -32,7 +32,7 @@ both. `state`, `logits` and `probabilities` are tensors in a replay too: it comp
 `trace(..., states=file)` has stored.
 
 To add a measure, write its class. Pass an instance to use it. Name it in `MEASURES` to use it by name and in
-`study/rules.yaml`; add a case with its definition to `tests/test_policies.py`, and run it with
+`companion/rules.yaml`; add a case with its definition to `tests/test_policies.py`, and run it with
 `pytest tests/test_policies.py tests/test_planning.py`.
 """
 

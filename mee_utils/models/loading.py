@@ -31,7 +31,7 @@ class Model:
         tokenizer: the fast tokenizer that belongs to it.
         name: what figures call it.
         min_exit_layer: the first layer at which a policy that names no layer may exit. Shipped models record
-            it (see `mee_utils.training.model_manifest`: from there on at least 95 % of confident predictions
+            it (see `companion.training.model_manifest`: from there on at least 95 % of confident predictions
             are final); without a record it is half the depth.
     """
 

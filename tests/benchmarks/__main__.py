@@ -12,12 +12,12 @@ from functools import partial
 
 import pandas as pd
 
-from mee_utils.__main__ import Parser, profile_options
-from mee_utils.__main__ import main as command
 from mee_utils.common.errors import check_choice
+from mee_utils.companion.catalogue import MAIN_MODEL
+from mee_utils.companion.cli import Parser, profile_options
+from mee_utils.companion.cli import main as command
+from mee_utils.companion.profiles import load_profile
 from mee_utils.models.checkpoints import find_device
-from mee_utils.study.catalogue import MAIN_MODEL
-from mee_utils.study.profiles import load_profile
 
 from . import decoder, rules, shapes, tables
 from .workloads import WORKLOADS

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.files import read_yaml
+from mee_utils.companion.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.classifier_kinds import ExitClassifier
 from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.policy import ExitPolicy
-from mee_utils.study.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
 
 from . import peers
 from .clock import summary

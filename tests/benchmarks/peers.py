@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mee_utils.common.errors import MeeError
-from mee_utils.training.mini import train_tokenizer
+from mee_utils.companion.training.mini import train_tokenizer
 
 from .workloads import Bench, Run
 

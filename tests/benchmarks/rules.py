@@ -12,13 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from mee_utils.decoding.generation import Generation, generate
-from mee_utils.decoding.planning import DraftPlan, plan_drafts
-from mee_utils.exits.classifier_kinds import ExitClassifier
-from mee_utils.exits.policy import ExitPolicy
-from mee_utils.models.loading import Model
-from mee_utils.paper.published_bugs import collapsing
-from mee_utils.study.catalogue import (
+from mee_utils.companion.catalogue import (
     BESIDE_SURVEY,
     MAIN_MODEL,
     PRUNED,
@@ -27,12 +21,13 @@ from mee_utils.study.catalogue import (
     rule_policies,
     target_of,
 )
-from mee_utils.study.experiment import Experiment
-from mee_utils.study.headline import QUALITY, settings_that_decide_alone
-from mee_utils.study.inputs import load_tasks, weights_digest
-from mee_utils.study.profiles import load_profile
-from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
-from mee_utils.study.published_setting import (
+from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.headline import QUALITY, settings_that_decide_alone
+from mee_utils.companion.inputs import load_tasks, weights_digest
+from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.published_bugs import collapsing
+from mee_utils.companion.published_setting import BATCHES as PUBLISHED_BATCHES
+from mee_utils.companion.published_setting import (
     CUT,
     EXACT,
     METRICS,
@@ -40,11 +35,16 @@ from mee_utils.study.published_setting import (
     policy_of,
     published_settings,
 )
-from mee_utils.study.result_tables import KEEPS_IT, OF_OUTPUTS, read_manifest, read_measured, read_table
-from mee_utils.study.rivals import BASELINE
-from mee_utils.study.verdicts import keeping, within_loss
+from mee_utils.companion.result_tables import KEEPS_IT, OF_OUTPUTS, read_manifest, read_measured, read_table
+from mee_utils.companion.rivals import BASELINE
+from mee_utils.companion.training.rivals import kept_rivals, load_rival
+from mee_utils.companion.verdicts import keeping, within_loss
+from mee_utils.decoding.generation import Generation, generate
+from mee_utils.decoding.planning import DraftPlan, plan_drafts
+from mee_utils.exits.classifier_kinds import ExitClassifier
+from mee_utils.exits.policy import ExitPolicy
+from mee_utils.models.loading import Model
 from mee_utils.tasks.loading import Task
-from mee_utils.training.rivals import kept_rivals, load_rival
 
 from .clock import take_turns
 from .scores import scores
@@ -122,7 +122,7 @@ def kept(experiment: Experiment) -> Iterator[Setting]:
 
 
 def published(experiment: Experiment) -> Iterator[Setting]:
-    """MEE's main figure (`study.published_setting`) on test inputs.
+    """MEE's main figure (`companion.published_setting`) on test inputs.
 
     In batches, as published, all are decoded and scored. Alone, a few are timed, without the published cut:
     what exact decoding gives does not depend on the batch (`with_scores_of_batches`).

@@ -17,6 +17,10 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.errors import MeeError
+from mee_utils.companion.catalogue import MAIN_MODEL, RULES
+from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.inputs import weights_digest
+from mee_utils.companion.result_tables import best_of_families
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.planning import (
@@ -33,10 +37,6 @@ from mee_utils.decoding.verify import DraftDecoder
 from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.costs import DecoderSizes
-from mee_utils.study.catalogue import MAIN_MODEL, RULES
-from mee_utils.study.experiment import Experiment
-from mee_utils.study.inputs import weights_digest
-from mee_utils.study.result_tables import best_of_families
 
 from .clock import seconds_of, summary
 from .decoder import around, untrained_classifiers

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.files import complete_file
-from mee_utils.study.result_tables import GPU, MACHINES
-from mee_utils.study.results import output_root, processor
+from mee_utils.companion.result_tables import GPU, MACHINES
+from mee_utils.companion.results import output_root, processor
 
 from .decoder import PARTS
 from .workloads import WORKLOADS

@@ -1,0 +1,177 @@
+"""DATA.md and the model cards: templates (`pages/data.md`, `pages/model_card.md`) over what is stored."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from ..common.files import PACKAGE, ROOT, complete_file, read_json, read_yaml
+from ..tasks.kinds import TASKS
+from ..tasks.publishers.origins import Origin, load_origins
+from .figures import label
+from .profiles import Profile, load_profile
+from .stored_tables import FIGURES, PROFILES, plain_markdown
+
+MANY = 20  # files, from which on a list would say nothing
+OBJECTIVES = {
+    "pretrained": "span corruption alone",
+    "base": "span corruption and all tasks; the other models start here",
+    "vanilla": "the last layer's loss",
+    "calm": "every layer's loss, later layers weighing more (CALM)",
+    "free": "the last layer and one exit layer, with distillation (FREE)",
+    "late_weighted": "every layer's loss, the last 70 % of layers weighing most",
+}
+LIMITS = {
+    "small": """
+- They know only the synthetic language of `mee_utils/tasks/synthetic`: no real text.
+- They answer nearly everything there, so exits look better than on real text.
+- They cannot join, count or compare facts within a single token (notebook 00).""",
+    "real": """
+- Far below published systems: compare them with each other, not with the literature (notebook 00).
+- English, plus French as a target language, and only in the domains of these corpora.
+- Summaries may state what nobody said.
+- Not for any decision about people. The models may reproduce training texts verbatim.""",
+}
+OF_REAL = "[non-commercial research](../../../LICENSES/LicenseRef-Weights-Real.txt)"
+LICENCES = {
+    "small": "[MIT](../../../LICENSE): the data are synthetic",
+    "real": f"{OF_REAL}, because of the licences of the data",
+}
+
+
+def update() -> None:
+    """Writes DATA.md and the card of each profile whose models are shipped."""
+    for name, text in pages().items():
+        with complete_file(ROOT / name) as path:
+            path.write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """The text of every page, by its path in the repository."""
+    cards = {f"mee_utils/checkpoints/{name}/README.md": model_card(load_profile(name)) for name in PROFILES}
+    return {"DATA.md": data_page()} | cards
+
+
+def data_page() -> str:
+    """The corpora: origin, licence, checksums, rows."""
+    origins = load_origins()
+    total = sum(origin.size for origin in origins.values())
+    return _filled(
+        "data",
+        total=f"{total / 1e6:.0f} MB",
+        corpora=_table(_corpus_row(origin) for origin in origins.values()),
+        citations="; ".join(f"{origin.cite} ({name})" for name, origin in origins.items()),
+        files={name: _files(origin) for name, origin in origins.items()},
+        origins=origins,
+        splits=_table(_split_rows(origins)),
+        left_out=len(read_yaml("tasks/publishers/snips.yaml")["left_out"]),
+    )
+
+
+def _filled(template: str, **fields) -> str:
+    """A template with its fields filled in; a field that is missing is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(f"{template}.md").render(fields)
+
+
+def _table(rows: Iterable[dict]) -> str:
+    return plain_markdown(pd.DataFrame(list(rows)))
+
+
+def _corpus_row(origin: Origin) -> dict:
+    return {
+        "folder": f"[`{origin.name}`]({origin.page})",
+        "what": origin.title,
+        "licence, as its publisher states it": origin.licence,
+        "download": f"{origin.size / 1e6:.1f} MB",
+    }
+
+
+def _files(origin: Origin) -> str:
+    if len(origin.files) > MANY:
+        return f"{len(origin.files)} files; the converted rows are checked."
+    rows = [
+        {"file": f"`{file.name}`", "checksum": file.checksum or "none: it grows"} for file in origin.files
+    ]
+    return _table(rows)
+
+
+def _split_rows(origins: dict[str, Origin]) -> list[dict]:
+    return [
+        {"folder": name, "split": split, "rows": f"{facts.rows:,}", "sha256": f"`{facts.sha256}`"}
+        for name, origin in origins.items()
+        for split, facts in origin.splits.items()
+    ]
+
+
+def model_card(profile: Profile) -> str:
+    """What the shipped models of a profile are, what they were trained on, and what they can do."""
+    manifests = _manifests(profile)
+    main = manifests["calm"]
+    folder = "notebooks" if profile.name == "small" else f"figures/{profile.name}"
+    weights = PACKAGE / "checkpoints" / profile.name / "calm" / "model.safetensors"
+    return _filled(
+        "model_card",
+        profile=profile.name,
+        layers=main["shape"]["num_layers"],
+        decoder_layers=main["shape"]["num_decoder_layers"],
+        parameters=f"{main['parameters']:,}",
+        size=f"{weights.stat().st_size / 1e6:.1f}",
+        licence=LICENCES[profile.name],
+        data=_data_of(profile, manifests),
+        minutes=round(sum(manifest["minutes"] for manifest in manifests.values())),
+        cores=main["machine"]["cores"],
+        processor=main["machine"]["processor"],
+        models=_table(_model_row(name, manifest) for name, manifest in manifests.items()),
+        notebook=f"{folder}/00_models.ipynb",
+        scores=plain_markdown(_scores(profile)),
+        limits=LIMITS[profile.name].strip(),
+    )
+
+
+def _manifests(profile: Profile) -> dict[str, dict]:
+    folder = PACKAGE / "checkpoints" / profile.name
+    return {name: read_json(folder / name / "manifest.json") for name in profile.training.models}
+
+
+def _data_of(profile: Profile, manifests: dict[str, dict]) -> str:
+    """By task, the corpora that any of the models was trained on, with the number of different examples."""
+    tasks: dict[str, dict[str, str]] = {}  # task -> name in the profile -> its source and size
+    for manifest in manifests.values():
+        for name, facts in manifest["data"].items():
+            task = profile.extra[name].task if name in profile.extra else name
+            source = "synthetic" if facts["source"] == "synthetic" else Path(facts["source"]).name
+            tasks.setdefault(task, {})[name] = f"{source}, {facts['examples']:,} examples"
+    return "; ".join(f"{label(task)}: {', and '.join(corpora.values())}" for task, corpora in tasks.items())
+
+
+def _model_row(name: str, manifest: dict) -> dict:
+    return {
+        "model": f"`{name}`",
+        "objective": OBJECTIVES[name],
+        "steps": f"{manifest['steps']:,}",
+        "minutes": f"{manifest['minutes']:.0f}",
+        "minimum exit layer": str(manifest["min_exit_layer"]),
+    }
+
+
+def _with_interval(row: pd.Series) -> str:
+    """A score and its interval; BLEU of a corpus has none, so that of the mean over sentences follows."""
+    interval = f"{row['mean']:.1f} ({row.low:.1f} to {row.high:.1f})"
+    is_mean = abs(row.corpus_score - row["mean"]) < 1e-3
+    return interval if is_mean else f"{row.corpus_score:.1f}; per sentence {interval}"
+
+
+def _scores(profile: Profile) -> pd.DataFrame:
+    """One row per model, and one for each baseline that needs no model; a column for each task."""
+    scores = pd.read_csv(FIGURES / profile.name / "00_models" / "scores.csv")
+    metric = scores.task.map({name: kind.metric for name, kind in TASKS.items()})
+    rows = []
+    for (task, system), row in scores[scores.metric == metric].set_index(["task", "system"]).iterrows():
+        rows.append({"system": label(system), f"{label(task)}, {label(row.metric)}": _with_interval(row)})
+    return pd.DataFrame(rows).groupby("system", sort=False).first().fillna("").reset_index()

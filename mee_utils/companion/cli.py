@@ -1,0 +1,374 @@
+"""The command line behind the Makefile: `python -m mee_utils reproduce --profile small`."""
+
+import argparse
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ..common.errors import MeeError, check_choice, one_line
+from ..common.files import ROOT
+from . import jobs, pipeline
+from .pins import how_to_pin
+from .profiles import Profile, fetched_folder, is_file_name, load_profile
+from .results import build_root, output_root
+
+NOT_WRITABLE = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EROFS,
+)
+
+
+def reproduce(options) -> str:
+    """Runs everything stale of a profile: models, traces, classifiers, notebooks."""
+    folder = pipeline.reproduce(options.profile, options.data, options.cores, options.force)
+    for name, reason in load_profile(options.profile).left_out.items():
+        print(f"left out: {name} ({reason})")
+    return f"profile {options.profile} is up to date; figures and tables: {folder}"
+
+
+def measure(options) -> str:
+    """Decodes every rule at searched thresholds; stores what 03, 05, 06 and 08 are drawn from."""
+    return f"measured: {pipeline.measure(options.profile, options.data, options.cores, options.force)}"
+
+
+def train(options) -> str:
+    """Makes the missing models and exit classifiers of a profile."""
+    from .artifacts import ship_classifiers
+    from .training import build
+
+    profile = load_profile(options.profile, options.data)
+    if not options.model:
+        build.check(profile, profile.training.models)
+        pipeline.make("classifiers", options.profile, options.data, options.cores)
+        ship_classifiers(profile)
+    folders = build.train(profile, options.model)
+    moving = how_to_pin(profile, options.profile)
+    return f"trained: {', '.join(map(str, folders))} (scores in manifest.json){moving}"
+
+
+def retrain(options) -> str:
+    """Trains further seeds and ablations of a profile, for tables."""
+    pipeline.make("retrained", options.profile, options.data, options.cores)
+    return "seeds and ablations are up to date"
+
+
+def notebook(options) -> str:
+    """Executes one notebook strictly."""
+    from . import freshness
+    from .notebooks import run_notebook
+    from .parameters import parse_assignments
+
+    given = parse_assignments(options.parameter)
+    profile = load_profile(options.profile, options.data)
+    digests = freshness.notebook_digests(profile, options.name)
+    path = run_notebook(options.name, options.profile, options.data, given)
+    if "trials" in path.parts:
+        return f"executed {options.name}: {path} (other parameters than the profile's: kept apart)"
+    freshness.write_record(freshness.record_path(profile, "notebook", options.name), digests)
+    return f"executed {options.name}: {path}"
+
+
+def data(options) -> str:
+    """Fetches the corpora that a profile reads from files, each from its publisher."""
+    from .corpora import fetch_corpora
+
+    return fetch_corpora(load_profile(options.profile, options.data), options.data)
+
+
+def explorer(options) -> str:
+    """Writes the explorer: one page on which thresholds move, exits follow and outputs change."""
+    from .explorer_page import write
+
+    return f"explorer: {write(options.profile, options.data)}"
+
+
+def suitability(options) -> str | None:
+    """Says on one page whether early exits are worth it for a model, from one trace."""
+    from .suitability_page import write
+
+    return write(
+        options.model,
+        options.task,
+        source=options.source,
+        split=options.split,
+        limit=options.limit,
+        max_new_tokens=options.max_new_tokens,
+        batch_size=options.batch_size,
+        max_source_tokens=options.max_source_tokens,
+        output=options.output,
+    )
+
+
+def row(options) -> None:
+    """Measures a rule of your own as the study's are, and prints its row, rank and machine."""
+    from .rule_row import row as measured_row
+
+    text = measured_row(
+        options.rule,
+        options.profile,
+        options.data,
+        tasks=options.task,
+        limit=options.limit,
+        pruning=options.pruning,
+        name=options.name,
+    )
+    print(text)
+
+
+def results(options) -> None:
+    """Writes RESULTS.md, the generated lines of README.md, DATA.md and the model cards."""
+    from . import cards, results_page
+
+    results_page.update()
+    cards.update()
+
+
+def pin(options) -> str:
+    """Writes the current commit of every hub id into a profile's file."""
+    from . import pins
+
+    commits = pins.pin(options.profile)
+    pinned = ", ".join(f"{source} at {commit}" for source, commit in commits.items())
+    return f"pinned {pinned}" if pinned else f"profile {options.profile}: every hub id has its commit"
+
+
+def status(options) -> None:
+    """Which models of a profile are there, and whether its results are fresh, stale or missing."""
+    from .status import lines
+
+    print(*lines(load_profile(options.profile, options.data)), sep="\n")
+
+
+def origin(options) -> None:
+    """Says where a stored table or figure comes from: cell, parameters, inputs, machine, commit."""
+    from .status import origin as lines
+
+    print(*lines(options.file), sep="\n")
+
+
+def job(options) -> str:
+    """One part of the pipeline, as the Snakefile runs it (kinds: `companion.jobs`; "model" and "tables")."""
+    profile = load_profile(options.profile, options.data)
+    work = jobs.Job(options.kind, options.model, options.task, options.seed)
+    if work.kind == "model":
+        return _train_model(profile, work.model)
+    if work.kind == "tables":
+        if not options.name:
+            raise MeeError("job tables: give --name measured or --name retrained.")
+        return _store_tables(profile, options.name)
+    if work.kind == "trace":
+        check_choice("model", work.model, profile.training.models)
+        return _trace(profile, work.model)
+    _check_job(profile, work)
+    return _make(profile, work, options.force)
+
+
+def _check_job(profile: Profile, work: jobs.Job) -> None:
+    """Refuses a job that is none of the profile's, before anything of it is looked up."""
+    if work in (*jobs.classifier_sets(profile), *jobs.measurements(profile), *jobs.retrainings(profile)):
+        return
+    given = f"{work.kind} of model {work.model}, task {work.task}, seed {work.seed}"
+    models = ", ".join(profile.training.models)
+    tasks = ", ".join([*profile.corpora, jobs.ALL])
+    raise MeeError(f"Profile {profile.name} has no job {given}: its models are {models}, its tasks {tasks}.")
+
+
+def _train_model(profile: Profile, model: str) -> str:
+    from . import freshness
+    from .training import build
+
+    (folder,) = build.train(profile, [model])
+    freshness.write_record(freshness.record_path(profile, "model", model), {})
+    return f"trained: {folder}"
+
+
+def _trace(profile: Profile, model: str) -> str:
+    from .artifacts import stored_trace
+
+    for task in profile.corpora:
+        stored_trace(profile, model, task)  # writes its record
+    return f"traced {model}"
+
+
+def _make(profile: Profile, work: jobs.Job, force: bool) -> str:
+    """Classifiers, a measurement or a retraining."""
+    from . import artifacts, freshness, measure
+    from .training import retraining
+
+    with freshness.recorded(freshness.job_record_path(profile, work), freshness.job_digests(profile, work)):
+        if work.kind in jobs.CLASSIFIERS:
+            seeds = {spec.seed for spec in jobs.specs_of(profile, work)}
+            classifiers = artifacts.train_classifiers(profile, [work.model], seeds)
+            return f"trained {len(classifiers)} exit classifiers of {work.model}"
+        if work.kind in jobs.RETRAININGS:
+            return f"rows: {retraining.run(profile, work)}"
+        from .published_bugs import measure_bugs
+
+        return f"measured: {measure.run(profile, work, measure_bugs, force)}"
+
+
+def _store_tables(profile: Profile, name: str) -> str:
+    from . import freshness, measure
+    from .training import retraining
+
+    if name == "measured":
+        digests = freshness.table_digests(profile, jobs.measurements(profile))
+        store = measure.store
+    else:
+        digests = freshness.table_digests(profile, jobs.retrainings(profile))
+        store = retraining.store
+    with freshness.recorded(freshness.record_path(profile, "tables", name), digests):
+        return f"tables: {store(profile)}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line."""
+
+    def error(self, message: str):
+        """As `argparse` calls it when it cannot understand a command line."""
+        raise MeeError(f"{message}; --help lists what there is.")
+
+
+def profile_options() -> Parser:
+    """The options of every command that works on a profile."""
+    options = Parser(add_help=False)
+    options.add_argument("--profile", type=_profile, default="small", help="a profile's name, or its file")
+    fetched = fetched_folder()
+    options.add_argument("--data", type=_full, default=fetched, help="folder of the profile's corpora")
+    return options
+
+
+def new_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(prog="mee_utils", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    profile = profile_options()
+    running = Parser(add_help=False, parents=[profile])
+    running.add_argument("--cores", type=int, help="jobs at a time, also on a GPU")
+
+    def add(function, parent: Parser | None = None) -> argparse.ArgumentParser:
+        parents = [parent] if parent else []
+        command = commands.add_parser(function.__name__, help=function.__doc__, parents=parents)
+        command.set_defaults(run=function)
+        return command
+
+    for function in (reproduce, measure):
+        add(function, running).add_argument("--force", action="store_true", help="run everything again")
+    command = add(train, running)
+    command.add_argument("--model", action="append", default=[], help="only this one (may be given again)")
+    add(retrain, running)
+    command = add(notebook, profile)
+    command.add_argument("name", help="of the notebook")
+    command.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[])
+    add(data, profile)
+    add(explorer, profile)
+    _add_suitability_options(add(suitability))
+    _add_row_options(add(row, profile))
+    add(results)
+    add(pin, profile)
+    add(status, profile)
+    add(origin).add_argument("file", help="below figures")
+    _add_job_options(add(job, profile))
+    return parser
+
+
+def _add_suitability_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help="a folder or a hub id: T5, or any model with an LM head")
+    command.add_argument("--task", required=True, help="a task's name, or a jsonl file with a column input")
+    command.add_argument("--source", default="synthetic", help="of a task: file, folder or hub id")
+    command.add_argument("--split", default="validation")
+    command.add_argument("--limit", type=int, default=200, help="examples (default: 200)")
+    command.add_argument("--max-new-tokens", type=int, default=64, help="longest output (default: 64)")
+    command.add_argument("--batch-size", type=int, default=8)
+    longest = "inputs are cut to so many tokens (default: what the model takes)"
+    command.add_argument("--max-source-tokens", type=int, help=longest)
+    command.add_argument("--output", type=_full, help="page.md, pictures beside it; else standard output")
+
+
+def _add_row_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("rule", help="my_module:MyMeasure, or the checkpoint of an exit classifier")
+    command.add_argument("--task", action="append", default=[], help="only this one (may be given again)")
+    command.add_argument("--limit", type=int, help="examples, for a quick look")
+    command.add_argument("--pruning", choices=["fixed", "decaying", "adaptive"], help="of the vocabulary")
+    command.add_argument("--name", help="of the row (default: the measure's)")
+
+
+def _add_job_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("kind", choices=jobs.KINDS)
+    command.add_argument("--model", default=jobs.ALL)
+    command.add_argument("--task", default=jobs.ALL)
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--name", choices=["measured", "retrained"], help="of the tables")
+    command.add_argument("--force", action="store_true")
+
+
+def _full(path: str) -> str:
+    return str(Path(path).expanduser().resolve()) if path else path
+
+
+def _profile(name: str) -> str:
+    return _full(name) if is_file_name(name) else name
+
+
+def run(arguments: list[str] | None, parser: argparse.ArgumentParser) -> None:
+    """Runs one command, and prints its answer if it has one."""
+    if os.name != "posix":
+        raise MeeError("Linux or macOS is needed; on Windows use WSL.")
+    if not (ROOT / "notebooks" / "Snakefile").exists():
+        raise MeeError(f"{ROOT} is no checkout: clone the repository and pip install -e . there.")
+    started = time.monotonic()
+    options = parser.parse_args(arguments)
+    if os.environ.get("MEE_OUTPUT"):
+        os.environ["MEE_OUTPUT"] = _full(os.environ["MEE_OUTPUT"])
+    pipeline.end_with_pipeline()
+    answer = options.run(options)
+    if answer:
+        print(f"{answer} ({time.monotonic() - started:.0f} seconds)")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None, parser: argparse.ArgumentParser | None = None) -> int:
+    """Runs one command; a mistake in its input is one line on standard error and exit status 2."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run(arguments, parser or new_parser())
+        return 0
+    except MeeError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # what reads our output has seen enough, as in `make origin FILE=... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+    except KeyboardInterrupt:
+        if pipeline.STARTED_BY not in os.environ:  # a job leaves it to the command that was interrupted
+            print(f"interrupted. {pipeline.GO_ON}", file=sys.stderr)
+        return 130
+    return 2
+
+
+def _one_line(error: OSError) -> str:
+    """What the operating system refused; with advice if it was to write results."""
+    path = error.filename if isinstance(error.filename, str | os.PathLike) else None
+    refused = f"{path or 'a file'}: {error.strerror or one_line(error)}"
+    if error.errno in NOT_WRITABLE and (path is None or _is_output(Path(path))):
+        return f"{refused}; free it, or set MEE_OUTPUT."
+    return f"{refused}."
+
+
+def _is_output(path: Path) -> bool:
+    """Whether a path is where results are written, or above it."""
+    for root in (output_root(), build_root()):
+        if root == path or root in path.parents or path in root.parents:
+            return True
+    return False

@@ -1,0 +1,528 @@
+"""How figures look: a colour, marker and dash for each model and rule (`styles.yaml`, `rules.yaml`).
+
+There are two palettes: one of models, one of families of rules, whose members differ by marker and dashes.
+
+`facets` makes a figure of panels. What is in a panel is drawn by one of the other functions, or by one of the
+notebook: it gets the panel's `axis`, its `rows` of the table, and keywords that `facets` passes on:
+
+    facets(table, lines, x="layer", y="share", by="model", band=BAND, ylabel="share of tokens")
+
+There `x` and `y` name columns of numbers, `by` the column whose values are names in `styles`, and a `band`
+two columns: the lower and the upper end of what is drawn around a value.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib
+import pandas as pd
+
+from ..common.errors import MeeError
+from ..common.files import read_yaml
+from .catalogue import DASHES, FAMILY_COLOURS, RULES
+
+GREY = "#666666"
+DARK = "#333333"
+PALE = "#cccccc"
+BLUE = "#5b7a99"  # slate, of what is neither a model nor a rule
+INK = "#050505"  # nearly black: on any colour, this or white has a contrast of 4.5 or more
+BAND = ("low", "high")
+LIGHTEST = 0.85  # shade of the last layer, where 1 is the palest yellow
+GOES_ON = "lines that meet the edge of a panel go on beyond it"  # in the small print of such figures
+TOO_FEW = "nearly all tokens\nare final here"  # where rules cannot be ranked
+
+
+class Style(NamedTuple):
+    """How one thing is named and drawn; without a colour matplotlib chooses one."""
+
+    label: str
+    colour: str | None = None
+    marker: str | None = None
+    dashes: tuple[float, ...] = ()
+
+
+_TABLES = read_yaml("companion/styles.yaml")
+LABELS: dict[str, str] = _TABLES["labels"]
+SIZES = {"mini": "mini T5", "t5-base": "T5-base", "t5-large": "T5-large"}  # of `models.costs.SHAPES`
+FATES: dict[str, str] = _TABLES["fates"]  # what becomes of a draft -> colour
+FAMILY_MARKERS = dict(zip(FAMILY_COLOURS, "*oshD^v", strict=True))
+
+
+def _styles() -> dict[object, Style]:
+    """Those of rules, of their families, and of what `styles.yaml` has besides."""
+    styles: dict[object, Style] = {}
+    for name, rule in RULES.items():
+        styles[name] = Style(rule.label, FAMILY_COLOURS[rule.family], rule.marker, rule.dashes)
+    for family, colour in FAMILY_COLOURS.items():
+        styles[family] = Style(family, colour, FAMILY_MARKERS[family])
+    for name, row in _TABLES["styles"].items():
+        looks = {key: value for key, value in row.items() if key != "family"}
+        if "family" in row:
+            looks["colour"] = FAMILY_COLOURS[row["family"]]
+        styles[name] = Style(**looks | {"dashes": DASHES[row.get("dashes", "solid")]})
+    return styles
+
+
+STYLES = _styles()
+
+
+def use_style() -> None:
+    """Sets fonts, sizes and a fixed salt, once at the top of a notebook."""
+    import seaborn
+
+    seaborn.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+    look = {
+        "axes.titlesize": 11,
+        "axes.labelsize": 10,
+        "legend.fontsize": 9,
+        "lines.markersize": 4.5,
+        "figure.dpi": 100,
+        "legend.frameon": False,
+        "axes.grid": True,
+        "grid.alpha": 0.5,
+        "svg.hashsalt": "mee",
+        "pdf.fonttype": 42,
+    }
+    matplotlib.rcParams.update(look)
+
+
+def label(name) -> str:
+    """The reader's name of a model, task, rule, metric or column."""
+    return LABELS.get(name, STYLES[name].label if name in STYLES else str(name).replace("_", " "))
+
+
+def facets(
+    table: pd.DataFrame,
+    draw: Callable,
+    column: str = "task",
+    *,
+    row: str | None = None,
+    quantities: Mapping[str, str] | None = None,
+    named: str = "y",
+    values: Sequence | None = None,
+    empty: str = "",
+    per_line: int = 5,
+    sharex: bool | str = True,
+    sharey: bool | str = True,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    width: float = 3.4,
+    height: float = 2.9,
+    note: str = "",
+    message: str = "",
+    with_legend: bool = True,
+    **drawing,
+) -> matplotlib.figure.Figure:
+    """A panel for each value of `column`, from left to right, and of `row`, downwards, with one legend below.
+
+    Args:
+        draw: called with an axis, the rows of its panel and the keywords in `drawing`; where there are
+            `quantities` also with the panel's own, as `x` or `y` (see `named`).
+        values: which values of `column` have panels; all that occur, if not given.
+        per_line: panels in a line, at most, where there is neither `row` nor `quantities`.
+        quantities: in place of `row`: columns of the table, one per row of panels -> the name of their axis.
+        named: the axis, "x" or "y", that shows a quantity.
+        empty: what a panel without rows says.
+        xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
+        width, height: of a panel, in inches.
+        note: in small print over the message: the profile, how many examples there are, what bands are.
+        message: above the figure: what it shows, in a sentence.
+        with_legend: False where titles or ticks name all that is drawn.
+    """
+    across = list(table[column].unique() if values is None else values)
+    down = _values_down(table, row, quantities)
+    panels = [(below, value) for below in down for value in across]
+    if not panels:
+        raise MeeError("There is nothing to draw: no panel was asked for.")
+    deep = len(down) if len(down) > 1 else math.ceil(len(across) / per_line)
+    wide = math.ceil(len(panels) / deep)  # lines of the same length, or the last one shorter
+    size = (width * wide, height * deep)
+    figure, axes = _empty_panels(len(panels), deep, wide, figsize=size, sharex=sharex, sharey=sharey)
+    write_above(figure, message, note)
+    for number, (below, value) in enumerate(panels):
+        axis = axes[number]
+        if number < len(across):
+            axis.set_title(textwrap.fill(_title(column, value), int(11 * width)))
+        rows = _rows_of_panel(table, {column: value, row: below})
+        if rows.empty:
+            _say(axis, empty)
+            continue
+        if quantities:
+            draw(axis, rows, **{named: below}, **drawing)
+            _name_axes(axis, **{"x": xlabel, "y": ylabel, named: quantities[below]})
+        else:
+            draw(axis, rows, **drawing)
+            _name_axes(axis, xlabel, ylabel)
+        if row and (number + 1) % wide == 0:
+            _name_row(axis, _title(row, below))
+    _hide_shared_names(axes, wide, sharex, sharey)
+    if with_legend:
+        legend(figure)
+    return figure
+
+
+def write_above(figure: matplotlib.figure.Figure, message: str = "", note: str = "") -> None:
+    """Writes above a figure what it shows, and in small print over that of what.
+
+    Nothing stands below it: where a figure is cut to what is drawn, the legend keeps to the lower edge.
+    """
+    width = figure.get_figwidth()
+    if message:
+        in_lines = _even_lines(message, int(11 * width))
+        figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12.5, color="black")
+    if note:
+        figure.text(0.01, 1.01, textwrap.fill(note, int(18 * width)), va="bottom", fontsize=8, color=GREY)
+
+
+def small_print(*parts: str) -> str:
+    """The note of a figure: what there is of its parts, one behind the other."""
+    return "; ".join(part for part in parts if part)
+
+
+def _even_lines(text: str, width: int) -> str:
+    """Breaks a text into as few lines of at most `width` characters as it takes, of about the same length.
+
+    >>> _even_lines("one two three four five", 20)
+    'one two three\\nfour five'
+    """
+    lines = textwrap.wrap(text, width)
+    longest = max(map(len, text.split()))
+    for narrower in range(width - 1, longest - 1, -1):
+        shorter = textwrap.wrap(text, narrower)
+        if len(shorter) > len(lines):
+            break
+        lines = shorter
+    return "\n".join(lines)
+
+
+def _values_down(table: pd.DataFrame, row: str | None, quantities: Mapping[str, str] | None) -> list:
+    """What the rows of panels stand for: values of a column, or quantities; a single None if for nothing."""
+    if row:
+        return list(table[row].unique()) or [None]
+    return list(quantities or ()) or [None]
+
+
+def _empty_panels(number: int, deep: int, wide: int, **options) -> tuple:
+    """A figure and its panels, line by line; what the last line has too many is not shown."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(deep, wide, squeeze=False, layout="constrained", **options)
+    for unused in axes.flat[number:]:
+        unused.set_visible(False)
+    return figure, list(axes.flat[:number])
+
+
+def _rows_of_panel(table: pd.DataFrame, values: Mapping[str | None, object]) -> pd.DataFrame:
+    """The rows with these values, by column."""
+    for column, value in values.items():
+        if column is not None:
+            table = table[table[column] == value]
+    return table
+
+
+def _title(column: str, value) -> str:
+    return label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
+
+
+def _say(axis, text: str) -> None:
+    """Writes a text in place of a panel."""
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, text, color=DARK, transform=axis.transAxes, ha="center", va="center", wrap=True)
+
+
+def _name_axes(axis, x: str | None, y: str | None) -> None:
+    if x:
+        axis.set_xlabel(x)
+    if y:
+        axis.set_ylabel(y)
+
+
+def _name_row(axis, text: str) -> None:
+    """Writes the name of a row of panels at its right end."""
+    axis.text(1.02, 0.5, text, transform=axis.transAxes, rotation=270, va="center", fontsize=10)
+
+
+def _hide_shared_names(axes: Sequence, wide: int, sharex: bool | str, sharey: bool | str) -> None:
+    """Leaves the name of a shared axis to the panels at the left and lower edges."""
+    for number, axis in enumerate(axes):
+        if number % wide > 0 and sharey in (True, "row", "all"):
+            axis.set_ylabel("")
+        if number + wide < len(axes) and sharex in (True, "col", "all"):
+            axis.set_xlabel("")
+
+
+def legend(figure: matplotlib.figure.Figure) -> None:
+    """One legend below all panels, as wide as the figure, with every label that occurs in any of them."""
+    handles: dict[str, object] = {}
+    for axis in figure.axes:
+        drawn, names = axis.get_legend_handles_labels()
+        for handle, name in zip(drawn, names, strict=True):
+            handles.setdefault(name, handle)
+    if handles:
+        longest = max(len(name) for name in handles)
+        fitting = max(1, int(figure.get_figwidth() // (longest * 0.07 + 0.6)))  # inches
+        columns = math.ceil(len(handles) / math.ceil(len(handles) / fitting))  # rows of equal length
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+
+
+def layer_axis(axis, layers: int, first: int = 1) -> None:
+    """A horizontal axis in layers from the first that is drawn, with a tick at every sixth of the depth."""
+    step = max(1, round(layers / 6))
+    ticks = [layer for layer in range(step, layers + 1, step) if layer >= first]
+    axis.set(xlim=(first - 0.4, layers + 0.4), xticks=ticks, xlabel="layer")
+
+
+def layer_styles(layers: int) -> dict[int, Style]:
+    """A style for each layer, from dark to light with depth, but not so light that it is lost on white."""
+    shades = matplotlib.colormaps["viridis"]
+    step = LIGHTEST / max(1, layers - 1)
+    return {n: Style(f"layer {n}", shades((n - 1) * step)) for n in range(1, layers + 1)}
+
+
+def lines(
+    axis,
+    rows,
+    x: str,
+    y: str,
+    by: str = "rule",
+    band=None,
+    styles=STYLES,
+    clip=(-math.inf, math.inf),
+    colour=None,
+) -> None:
+    """A line with a band for each value of `by`, sorted by `x`; a marker where there is a single row.
+
+    Bands end at `clip`. `colour` takes the place of the lines' own; as it may differ from panel to panel, the
+    legend has them in grey. `x="layer"` makes the axis one of layers.
+    """
+    for name, part in rows.groupby(by, sort=False):
+        style = styles.get(name, Style(label(name)))
+        part = part.sort_values(x, kind="stable")
+        look = {"color": colour or style.colour, "marker": style.marker, "label": style.label}
+        if len(part) > 1:
+            look.update(dashes=style.dashes, linewidth=1.5)
+        else:
+            look.update(linestyle="none")
+        if name in ("oracle", "full_depth"):
+            look["markersize"] = 7
+        if colour:
+            axis.plot([], [], **look | {"color": GREY})
+            look["label"] = None
+        (line,) = axis.plot(part[x], part[y], **look)
+        if band:
+            low = part[band[0]].clip(*clip)
+            high = part[band[1]].clip(*clip)
+            axis.fill_between(part[x], low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+    if x == "layer":
+        _limit_to_layers(axis)
+
+
+def _limit_to_layers(axis) -> None:
+    """Lets a horizontal axis span the layers that its panels show."""
+    panels = axis.get_shared_x_axes().get_siblings(axis)
+    drawn = [list(line.get_xdata()) for panel in panels for line in panel.lines]
+    layers = [layer for xs in drawn if xs != [0, 1] for layer in xs]  # that is a horizontal line
+    layer_axis(axis, int(max(layers)), int(min(layers)))
+
+
+def say_why_lines_end(axis, end: float, last: float, text: str, least: int = 3) -> None:
+    """Writes a text behind lines that end at `end`, where the axis goes on for `least` or more to `last`."""
+    if last - end >= least:
+        place = {"transform": axis.get_xaxis_transform(), "ha": "center", "va": "center"}
+        axis.text((end + last + 0.5) / 2, 0.5, text, fontsize=8, color=GREY, **place)
+
+
+def column_lines(axis, rows, x: str, columns: Sequence[str], styles=STYLES) -> None:
+    """A line for each of several columns, with a band from `<column>_low` to `<column>_high` if given."""
+    for name in columns:
+        band = (f"{name}_low", f"{name}_high") if f"{name}_low" in rows else None
+        lines(axis, rows.assign(quantity=name), x, name, "quantity", band, styles)
+
+
+def perfect_calibration(axis) -> None:
+    """The diagonal on which a confidence is the accuracy."""
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, dashes=(1, 1), label="perfectly calibrated")
+
+
+def predictions(axis, rows) -> None:
+    """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable."""
+    texts = rows.assign(text=rows.token + rows.probability.map("\n{:.2f}".format))
+    probabilities = rows.pivot(index="rank", columns="layer", values="probability")
+    heat(axis, probabilities, texts.pivot(index="rank", columns="layer", values="text"))
+    axis.set_ylabel("rank")
+
+
+def heat(
+    axis, values: pd.DataFrame, texts: pd.DataFrame, limits: tuple[float, float] = (0, 1), fontsize: float = 8
+) -> None:
+    """A table of numbers, darker where they are larger, with a text in each cell; NaN: an empty cell.
+
+    The first row is on top; rows and columns are named by the index and the columns of `values`.
+    """
+    import seaborn
+
+    low, high = limits
+    numbers = values.astype(float)
+    seaborn.heatmap(
+        numbers,
+        vmin=low,
+        vmax=high,
+        cmap="Blues",
+        annot=texts,
+        fmt="",
+        annot_kws={"fontsize": fontsize},
+        mask=numbers.isna(),
+        cbar=False,
+        ax=axis,
+    )
+    is_filled = numbers.notna().to_numpy().ravel()
+    shades = axis.collections[-1].get_facecolors().reshape(-1, 4)  # [cell, colour channel], line by line
+    for text, shade in zip(axis.texts, shades[is_filled], strict=True):
+        text.set_color(readable_on(shade))
+    axis.set(xlabel="", ylabel="")
+    axis.grid(False)  # else its lines show in empty cells
+    axis.tick_params(axis="y", rotation=0)
+    frame = {"visible": True, "color": GREY, "linewidth": 0.8}
+    axis.spines[:].set(**frame)
+
+
+def readable_on(background) -> str:
+    """The colour of a text on a background: white or `INK`, whichever has the larger contrast."""
+    return max("white", INK, key=lambda colour: contrast(colour, background))
+
+
+def contrast(colour, other) -> float:
+    """The contrast of two colours as WCAG defines it, from 1 (none) to 21 (black on white)."""
+    darker, lighter = sorted([_luminance(colour), _luminance(other)])
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour) -> float:
+    """How light a colour is, from 0 (black) to 1 (white): the relative luminance of WCAG."""
+    luminance = 0.0
+    for value, weight in zip(matplotlib.colors.to_rgb(colour), (0.2126, 0.7152, 0.0722), strict=True):
+        linear = value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        luminance += weight * linear
+    return luminance
+
+
+def dots(
+    axis, rows, x: str, y: str, by: str = "rule", xband=None, yband=None, styles=STYLES, **options
+) -> None:
+    """A marker for each row, with whiskers between the columns of the bands; otherwise as `lines`."""
+    for name, part in rows.groupby(by, sort=False):
+        style = styles.get(name, Style(label(name)))
+        look = {"color": style.colour, "fmt": style.marker or "o", "label": style.label, "elinewidth": 0.8}
+        whiskers = {"xerr": _errors(part, x, xband), "yerr": _errors(part, y, yband)}
+        axis.errorbar(part[x], part[y], **whiskers, **look | options)
+
+
+def bars(axis, rows, x: str, by: str = "rule", band=None, styles=STYLES, other=BLUE) -> None:
+    """Horizontal bars, the first row on top, with whiskers; `other` colours what has no style."""
+    colours = [styles[name].colour if name in styles else other for name in rows[by]]
+    names = [textwrap.fill(label(name), 30) for name in rows[by]]
+    whiskers = {"xerr": _errors(rows, x, band), "error_kw": {"linewidth": 1, "ecolor": GREY}}
+    axis.barh(range(len(rows)), rows[x], color=colours, **whiskers)
+    axis.set_yticks(range(len(rows)), names, fontsize=9)
+    axis.set_ylim(max(len(rows), 5) - 0.4, -0.6)  # in panels that share this axis too; few bars stay thin
+    axis.grid(axis="y", visible=False)
+
+
+def grouped_bars(axis, rows, x: str, y: str, by: str = "model", rotation: float = 0) -> None:
+    """Upright bars, a group for each name in `x`, a colour for each value of `by`.
+
+    Whiskers go from `low` to `high`, if there are such columns; names are turned by `rotation` degrees.
+    """
+    categories = list(rows[x].unique())
+    members = list(rows[by].unique())
+    width = 0.8 / len(members)
+    for number, name in enumerate(members):
+        part = rows[rows[by] == name].set_index(x).reindex(categories)
+        shift = (number - (len(members) - 1) / 2) * width
+        middles = [group + shift for group in range(len(categories))]
+        colour = STYLES[name].colour if name in STYLES else None
+        errors = _errors(part, y, BAND if "low" in part else None)
+        look = {"color": colour, "label": label(name), "error_kw": {"linewidth": 0.8}}
+        axis.bar(middles, part[y], width, yerr=errors, **look)
+    names = [label(name) if rotation else textwrap.fill(label(name), 12) for name in categories]
+    align = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
+    axis.set_xticks(range(len(categories)), names, rotation=rotation, fontsize=9, **align)
+    axis.grid(axis="x", visible=False)
+
+
+def name_at_the_side(axis, points: Sequence[tuple[float, float, str]], size: float = 8) -> None:
+    """Names points in a column at the right of a panel, each with a thin line to its point.
+
+    Args:
+        axis: with its final limits; its vertical axis is linear.
+        points: x, y and name of each.
+        size: of the names, in points.
+    """
+    bottom, top = axis.get_ylim()
+    height = axis.get_window_extent().height / axis.figure.dpi * 72  # in points
+    heights = [(y - bottom) / (top - bottom) for _, y, _ in points]  # shares of the panel's height
+    sides = spread(heights, gap=1.6 * size / height)
+    for (x, y, name), side in zip(points, sides, strict=True):
+        axis.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.04, side),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=size,
+            color=DARK,
+            arrowprops={"arrowstyle": "-", "color": "#aaaaaa", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Moves heights, shares of a panel's, apart until neighbours differ by `gap`, in their order.
+
+    The middle of what is moved stays, unless it would stand above the panel.
+
+    >>> spread([0.5, 0.5, 0.9], 0.25)
+    [0.375, 0.625, 0.9]
+    """
+    order = sorted(range(len(heights)), key=lambda number: heights[number])
+    groups: list[list[int]] = []  # of numbers whose names touch, from below
+    for number in order:
+        groups.append([number])
+        while len(groups) > 1 and _top_of(groups[-2], heights, gap) + gap > _bottom_of(
+            groups[-1], heights, gap
+        ):
+            last = groups.pop()
+            groups[-1] += last
+    moved = list(heights)
+    for group in groups:
+        for rank, number in enumerate(group):
+            moved[number] = round(_bottom_of(group, heights, gap) + rank * gap, 6)
+    top = 1.0
+    for number in reversed(order):
+        moved[number] = min(moved[number], top)
+        top = round(moved[number] - gap, 6)
+    return moved
+
+
+def _bottom_of(group: Sequence[int], heights: Sequence[float], gap: float) -> float:
+    """Where the lowest of a group of names stands that are `gap` apart around their mean height."""
+    mean = sum(heights[number] for number in group) / len(group)
+    return mean - gap * (len(group) - 1) / 2
+
+
+def _top_of(group: Sequence[int], heights: Sequence[float], gap: float) -> float:
+    return _bottom_of(group, heights, gap) + gap * (len(group) - 1)
+
+
+def _errors(rows: pd.DataFrame, column: str, band: Sequence[str] | None) -> list | None:
+    """Lengths of the whiskers below and above a value."""
+    if not band:
+        return None
+    low, high = band
+    below = rows[column] - rows[low]
+    above = rows[high] - rows[column]
+    return [below.clip(lower=0), above.clip(lower=0)]

@@ -1,0 +1,288 @@
+"""Would a product come out the same if it were made now? Digests of its sources decide, not file times.
+
+Times of files mean nothing in a fresh clone. A record lists the digests of the sources of a product:
+
+- a trace, a set of classifiers, a measurement, a run of a notebook: a JSON file below `build`, written
+  when it is done;
+- stored results (`figures`): their manifest, with the executed notebook (`stored_result_changes`);
+- a model: its manifest; `inputs.check_recipe` refuses one that no longer fits, and nothing here makes it
+  again.
+
+`forget_stale` deletes the records below `build` that no longer match, and Snakemake runs what has none.
+Products themselves are not declared as outputs of Snakemake, since it deletes outputs before it makes them
+again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import lru_cache, partial
+from pathlib import Path
+
+from ..common.files import PACKAGE, ROOT, complete_file, read_json
+from . import notebook_files
+from .catalogue import RULES
+from .digests import code_digest, code_digests, code_files, digest_of, file_digest
+from .inputs import is_trained, weights_digest
+from .jobs import (
+    ALL,
+    CLASSIFIERS,
+    RETRAININGS,
+    Job,
+    classifier_sets,
+    folder_of,
+    measurements,
+    retrainings,
+    specs_of,
+    traces,
+)
+from .notebook_files import notebook_names, outputs_digest, read_executed, read_source, source_digest
+from .profiles import Profile
+from .result_tables import BENCH, MEASURED, RETRAINED, inputs_of
+from .results import output_root
+
+LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the code that a trace depends on
+# parts of a profile that matter to one notebook, or to none
+OF_NOTEBOOKS = {"notebooks", "left_out", "ablations", "rivals"}
+
+
+def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The sources that differ between a record and now."""
+    return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+
+
+def job_record_path(profile: Profile, job: Job) -> Path:
+    """The record of a job."""
+    return record_path(profile, job.kind, f"{job.model}-{job.task}-{job.seed}")
+
+
+def record_path(profile: Profile, kind: str, name: str) -> Path:
+    """A record by its kind ("model", "notebook", "tables" or that of a job) and name."""
+    return folder_of(profile, "records") / f"{kind}-{name}.json"
+
+
+def changes_since_record(record: Path, digests: Mapping[str, str]) -> list[str] | None:
+    """What has changed since a record was written; None if there is none that can be read."""
+    try:
+        then = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return differing_keys(then, digests)
+
+
+def write_record(record: Path, digests: Mapping[str, str]) -> None:
+    """Writes what a product was made from."""
+    with complete_file(record) as file:
+        file.write_text(json.dumps(digests, indent=1), encoding="utf-8")
+
+
+@contextmanager
+def recorded(record: Path, digests: Mapping[str, str]) -> Iterator[None]:
+    """Writes a record if the block, which makes the product, ends without an error."""
+    record.unlink(missing_ok=True)
+    yield
+    write_record(record, digests)
+
+
+def job_digests(profile: Profile, job: Job) -> dict[str, str]:
+    """The digests of what a job is made from."""
+    if job.kind == "trace":
+        settings = profile.results
+        return trace_digests(profile, job.model, job.task, settings.examples, settings.max_new_tokens)
+    if job.kind in CLASSIFIERS:
+        return _classifier_digests(profile, job.model)
+    if job.kind in RETRAININGS:
+        return {}  # hours of training: what is there is kept until it is deleted
+    return _measurement_digests(profile, job)
+
+
+def trace_digests(
+    profile: Profile, model: str, task: str, examples: int, max_new_tokens: int
+) -> dict[str, str]:
+    """The digests of what a trace is made from."""
+    code = code_digests(code_files(*LIBRARY))
+    settings = [examples, max_new_tokens, profile.dtype]
+    digests = _weights(profile, [model]) | _corpora(profile, [task])
+    return digests | {"settings": digest_of(settings)} | code
+
+
+def _classifier_digests(profile: Profile, model: str) -> dict[str, str]:
+    variants = [asdict(rule.classifier) for rule in RULES.values() if rule.classifier]
+    settings = [profile.classifiers.model_dump(), profile.dtype, profile.training.max_target, variants]
+    return _weights(profile, [model]) | _corpora(profile, profile.corpora) | {"settings": digest_of(settings)}
+
+
+def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
+    """Measurements take hours, so a change of code does not make them stale; `make status` reports it."""
+    settings = profile.results
+    tasks = profile.corpora if job.task == ALL else [job.task]
+    digests = _corpora(profile, tasks) | {"classifiers": digest_of(profile.classifiers.model_dump())}
+    if job.kind == "published_bugs":
+        chosen = settings.model_dump(include={"bug_examples", "max_new_tokens", "batch_size"})
+        digests["companion/published_bugs.py"] = code_digest(PACKAGE / "companion" / "published_bugs.py")
+        models = list(profile.training.backbones)
+    elif job.kind == "learning":
+        chosen = settings.model_dump(include={"learning_tokens", "examples"})
+        models = [job.model]
+    elif job.kind == "learned_from":
+        chosen = settings.model_dump(include={"examples", "max_new_tokens", "min_layer", "top_k"})
+        models = [job.model]
+    else:
+        chosen = settings.model_dump()
+        digests["companion/rules.yaml"] = code_digest(PACKAGE / "companion" / "rules.yaml")
+        models = [job.model]
+    return digests | _weights(profile, models) | {"settings": digest_of([chosen, profile.dtype])}
+
+
+def notebook_digests(profile: Profile, name: str) -> dict[str, str]:
+    """The digests of what a notebook depends on and its manifest does not list: its profile, the corpora."""
+    settings = [profile.model_dump(exclude=OF_NOTEBOOKS), profile.notebooks.get(name, {})]
+    return _corpora(profile, [*profile.corpora, *profile.away]) | {"profile": digest_of(settings)}
+
+
+def table_digests(profile: Profile, jobs: Collection[Job]) -> dict[str, str]:
+    """The digests of what stored tables are made from: the products of jobs."""
+    return {job.name: file_digest(job.path(profile)) for job in jobs}
+
+
+def _weights(profile: Profile, models: Collection[str]) -> dict[str, str]:
+    trained = [name for name in models if is_trained(profile, name)]
+    return {f"model {name}": weights_digest(profile, name) for name in trained}
+
+
+def _corpora(profile: Profile, tasks: Collection[str]) -> dict[str, str]:
+    """The digest of each corpus: of its settings, synthetic ones' generators, local ones' files."""
+    digests = {}
+    for task in tasks:
+        corpus = profile.corpus(task)
+        settings = [corpus.model_dump(), profile.training.seed, profile.training.max_source]
+        files = []
+        if corpus.source == "synthetic":
+            settings.append(code_digests(code_files("tasks/synthetic")))
+        elif profile.has_data(task):
+            files = _files(Path(profile.source(task)))
+        digests[f"corpus {task}"] = digest_of([settings, files])
+    return digests
+
+
+def _files(source: Path) -> list[tuple[str, str]]:
+    """Name and digest of the files of a local corpus; none of any other source."""
+    if source.is_file():
+        paths = [source]
+    elif source.is_dir():
+        paths = sorted(path for path in source.rglob("*") if path.is_file())
+    else:
+        return []
+    return [(path.name, _large_file_digest(path, path.stat().st_mtime_ns)) for path in paths]
+
+
+@lru_cache
+def _large_file_digest(path: Path, modified: int) -> str:
+    return file_digest(path)
+
+
+def stored_result_changes(profile: Profile, name: str) -> list[str] | None:
+    """What has changed since results were stored: files, code, inputs, the notebook; None: they are missing.
+
+    Args:
+        name: of a notebook, "measured" or "retrained".
+    """
+    folder = output_root() / profile.name / name
+    manifest = folder / "manifest.json"
+    executed = _executed_notebook(folder)
+    if not manifest.exists() or (executed and not executed.exists()):
+        return None
+    recorded = read_json(manifest)
+    differing = [file for file, digest in recorded["files"].items() if file_digest(folder / file) != digest]
+    then = recorded.get("code", {})
+    now = code_digests(path for path in map(PACKAGE.joinpath, then) if path.exists())
+    differing += [f"mee_utils/{file}" for file in then if now.get(file) != then[file]]
+    inputs = _inputs_now(profile)
+    kinds = ("model", "results", *profile.training.models)
+    for key, digest in recorded["inputs"].items():
+        if key.split()[0] in kinds and inputs.get(key, "") != digest:
+            differing.append(key)
+    if executed:
+        differing += _notebook_changes(executed, name)
+    return differing
+
+
+def _executed_notebook(folder: Path) -> Path | None:
+    """The executed notebook of a folder of results; None where it is not of a notebook."""
+    if folder.name not in notebook_names():
+        return None
+    if folder.parent == ROOT / "figures" / "small":
+        return notebook_files.SOURCES / f"{folder.name}.ipynb"
+    return folder.with_suffix(".ipynb")
+
+
+def _inputs_now(profile: Profile) -> dict[str, str]:
+    """What manifests may have as inputs: timings, stored results, models (by name alone in old manifests)."""
+    tables = BENCH.rglob("*.csv")  # of CPUs, and in a folder of their own those of GPUs
+    digests = {f"results bench/{path.relative_to(BENCH).as_posix()}": file_digest(path) for path in tables}
+    digests |= inputs_of(profile.name)
+    for model in profile.training.models:
+        if is_trained(profile, model):
+            digests[model] = weights_digest(profile, model)
+            digests[f"model {model}"] = digests[model]
+    return digests
+
+
+def _notebook_changes(path: Path, name: str) -> list[str]:
+    """Whether an executed notebook is its source, and has the outputs that were stored in it."""
+    stored = read_executed(path)
+    executed = stored.metadata.get("source_sha256")
+    differing = []
+    if source_digest(read_source(name)) != executed:
+        differing.append(f"notebooks/{name}.py")
+    if source_digest(stored) != executed:
+        differing.append(path.name)
+    outputs = outputs_digest(stored)
+    if stored.metadata.get("outputs_sha256", outputs) != outputs:
+        differing.append(f"outputs of {path.name}")
+    return differing
+
+
+def forget_stale(profile: Profile) -> None:
+    """Deletes the records below `build` that no longer match, and records which models exist."""
+    for name in profile.training.models:
+        _note_model(profile, name)
+    for job in [*traces(profile), *measurements(profile), *retrainings(profile)]:
+        _forget(job_record_path(profile, job), partial(job_digests, profile, job), [job.path(profile)])
+    for job in classifier_sets(profile):
+        files = [spec.path(profile) for spec in specs_of(profile, job)]
+        _forget(job_record_path(profile, job), partial(job_digests, profile, job), files)
+    for name, jobs in ((MEASURED, measurements(profile)), (RETRAINED, retrainings(profile))):
+        # Snakemake does not look behind a record that is there: tables go with any of their jobs
+        done = [job_record_path(profile, job) for job in jobs]
+        _forget(record_path(profile, "tables", name), partial(table_digests, profile, jobs), done)
+    for name in notebook_names():
+        record = record_path(profile, "notebook", name)
+        _forget(record, partial(notebook_digests, profile, name))
+        if record.exists() and stored_result_changes(profile, name) != []:
+            record.unlink()
+
+
+def _forget(
+    record: Path, digests_now: Callable[[], Mapping[str, str]], products: Collection[Path] = ()
+) -> None:
+    """Deletes a record if its sources have changed, or a product is gone."""
+    if not record.exists():
+        return
+    if changes_since_record(record, digests_now()) != [] or not all(product.exists() for product in products):
+        record.unlink()
+
+
+def _note_model(profile: Profile, name: str) -> None:
+    """Records that a model need not be trained: it exists, or every model that starts from it does."""
+    settings = profile.training
+    heirs = [model for model in settings.models if settings.start(model) == name]
+    record = record_path(profile, "model", name)
+    if is_trained(profile, name) or (heirs and all(is_trained(profile, heir) for heir in heirs)):
+        if not record.exists():
+            write_record(record, {})
+    else:
+        record.unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""The papers: their statements, numbers and the bugs of their public code, beside ours."""

@@ -1,1 +1,0 @@
-"""What this companion runs: profiles, experiments, measurements, notebooks and the results they store."""
