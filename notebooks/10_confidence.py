@@ -17,32 +17,32 @@
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 300  # held-out examples of each task
+limit = 100  # held-out examples of each task
 max_new_tokens = 48  # longest output, in tokens
-min_layer = 4  # first layer at which a token may exit
-top_k = 64  # vocabulary entries that rules score before the last layer; here all are scored
+min_layer = None  # first layer at which a token may exit; None: that of the profile's measurements
 sure = 0.9  # a probability above which a layer counts as confident
 
 # %% tags=["hide-input"]
+import numpy as np
+import pandas as pd
 from IPython.display import display
 
 from mee_utils import ExitPolicy, trace
 from mee_utils.analysis import decisions, statistics, survey
 from mee_utils.companion import Experiment, claims, figures
 from mee_utils.companion.catalogue import RULES
-from mee_utils.companion.chapters import confidence as chapter
-from mee_utils.companion.prose import conclude
 from mee_utils.traces.replay import replay_policies
 
-# %% tags=["hide-input"]
 experiment = Experiment.of_notebook("10_confidence", globals())
-settings = experiment.parameters
-bands = experiment.note(limit, "bands (lower row): 95 % intervals over sequences")
-whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
+settings = experiment.settings
+min_layer = settings["min_layer"]
+note = experiment.note(limit, "whiskers and bands: 95 % intervals over sequences")
+
+# %%
 tasks = experiment.tasks(limit)
 models = experiment.models(["calm", "vanilla"])
 calm = models["calm"]
-along = {
+traces = {  # along the references: what each layer predicts when every earlier token is right
     (name, task_name): trace(model, task.inputs, task.targets, max_new_tokens=max_new_tokens)
     for name, model in models.items()
     for task_name, task in tasks.items()
@@ -51,43 +51,78 @@ along = {
 # %% [markdown]
 # ## Overthinking
 #
-# A token is overthought if some layer has it right and the last has it wrong.
-
-# %% tags=["hide-input"]
-thinking = experiment.table(survey.overthinking, along, labels=("model", "task"))
+# A token is overthought if some layer has it right and the last has it wrong. With $y_t$ the token of the reference,
+# that is $\hat y_t^{\,L} \ne y_t$ and $\hat y_t^{\,l} = y_t$ for some $l < L$.
 
 # %%
-figure = chapter.overthinking_figure(thinking, whiskers)
-experiment.save_figure(figure, "overthinking", thinking)
-conclude(chapter.overthinking_conclusion(thinking))
+overthought = experiment.table(survey.overthinking, traces, labels=("model", "task"))
+
+for (name, task), t in traces.items():
+    right = t.top1_id == t.token_id[:, None]  # [token, layer]
+    share = (right.any(axis=1) & ~right[:, -1]).mean()
+    stored = overthought.query("model == @name and task == @task").overthought
+    np.testing.assert_allclose(stored, share)
+
+# %%
+shares = ["overthought", "overthought_low", "overthought_high"]
+percent = overthought.assign(**{column: 100 * overthought[column] for column in shares})
+figure, panels = figures.panels(percent, title="Right at some layer, wrong at the last", note=note, width=2.6)
+for axis, rows in panels:
+    rows = rows.assign(height=range(len(rows)))
+    figures.dots(axis, rows, "overthought", "height", "model", xband=shares[1:])
+    axis.set(xlabel="tokens (%)", ylim=(-0.7, len(rows) - 0.3), yticks=[], xlim=(0, None))
+experiment.save_figure(figure, "overthinking", overthought)
+
+of_calm = overthought[overthought.model == "calm"]
+print("CALM, overthought:", *(f"{row.task} {row.overthought:.1%}," for row in of_calm.itertuples()))
+print("CALM, right at the last layer:", *(f"{row.task} {row.right:.1%}," for row in of_calm.itertuples()))
 
 # %% [markdown]
+# On real text, up to 6 % of CALM's tokens are right at an earlier layer and wrong at the last; vanilla's share is of
+# the same size. That is what a rule that knew the truth could correct, in addition to the tokens that are right anyway.
+# No rule will: a token has as many chances to be right as there are layers, and nothing says which of them is right.
+#
 # ## Fake confidence
 #
-# A layer is confident of a token if its largest probability is above a bound, which stands beside the upper row of the
-# figure. How many tokens is it confident of, and how many of these does it get wrong?
-
-# %% tags=["hide-input"]
-fake = experiment.table(survey.fake_confidence, along, labels=("model", "task"), sure=sure)
+# A layer is confident of a token if its largest probability exceeds `sure`. How many tokens is it confident of, and how
+# many of these does it get wrong?
 
 # %%
-figure = chapter.fake_figure(fake, sure, min_layer, bands)
-experiment.save_figure(figure, "fake_confidence", fake)
-conclude(chapter.fake_conclusion(fake, min_layer))
+confident = experiment.table(survey.fake_confidence, traces, labels=("model", "task"), sure=sure)
+
+# %%
+figure, panels = figures.panels(
+    confident, down=2, sharey="row", title="Confident layers, right and wrong", note=note
+)
+for (upper, lower), rows in panels:
+    figures.lines(upper, rows, "layer", "sure", "model")
+    figures.lines(lower, rows, "layer", "wrong", "model", figures.BAND, clip=(0, 1))
+    upper.set(ylabel=f"share of tokens with a\nprobability above {sure:g}")
+    lower.set(ylabel="share of these\nthat is wrong")
+experiment.save_figure(figure, "fake_confidence", confident)
+
+wrong = confident[confident.layer == min_layer].pivot(index="task", columns="model", values="wrong")
+print(
+    f"confident and wrong at layer {min_layer} (mean over tasks):",
+    *(f"{m} {v:.1%}" for m, v in wrong.mean().items()),
+)
 
 # %% [markdown]
+# Confidence is fake where a layer was never trained to predict. At the first exit layer, most of the tokens that vanilla
+# is confident of are wrong. Under CALM few are, and no more than at the last layer: training for exits makes early
+# confidence as honest as late confidence. The first layer is the exception, in both models.
+#
 # ## How a rule is trained
 #
-# Two comparisons, over all layers at which a rule decides; every layer scores all vocabulary entries. BERxiT's learning
-# to exit and CALM's linear classifier are the same linear unit trained with different losses: squared error, or
-# cross-entropy that weighs both classes equally. `roc_area` is the area under the ROC curve (06). The predicted state
-# and the ensemble emit tokens of their own: `agrees` is how often that token is the last layer's; rules that emit the
-# layer's own token are listed for comparison. `trained_how.csv` has 95 % intervals. *Distilled*: the map of a layer
-# learns all of the last layer's distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How
-# the *model* is trained is another question: 00 and 01 have BERxiT's alternating training beside CALM's.
+# Two comparisons, over all layers at which a rule decides; every layer scores the whole vocabulary. BERxiT's learning to
+# exit and CALM's linear classifier are the same linear unit trained with different losses: squared error, or
+# cross-entropy that weighs both classes equally. `roc_area` (AUROC) is how well a rule tells final predictions from
+# others. The predicted state and the ensemble emit tokens of their own: `right` is how often that token is the last
+# layer's. *Distilled*: the map of a layer learns all of the last layer's distribution, as FastBERT's exits do (Liu et al.
+# 2020), in place of the last state. How the *model* is trained is another question, asked in 00 and 01.
 
-# %% tags=["hide-input"]
-losses_of = {
+# %%
+trained_with = {
     "linear": "balanced cross-entropy",
     "learning_to_exit": "squared error",
     "surest": "untrained",
@@ -98,57 +133,52 @@ trained = experiment.classifiers({"calm": calm}, seeds=[0], survey=True)
 classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
 (distilled,) = trained["calm", "past_future", "distilled"]
 
-
-def policy_of(rule):
-    """A rule over all vocabulary entries, at no threshold in particular."""
-    return RULES[rule].policy(1.0, settings, classifiers).over_all_entries()
-
-
-# %% tags=["hide-input"]
-trained_by = {}
+# %%
+rows = []
 for task in tasks:
     t = experiment.trace("calm", task, limit, max_new_tokens)
-    by_key = {(task, rule, loss): policy_of(rule) for rule, loss in losses_of.items()}
-    by_key[task, "past_future", "distilled"] = ExitPolicy(distilled, threshold=1.0, min_layer=min_layer)
-    trained_by.update(replay_policies(t, by_key, calm))
+    policies = {
+        (rule, loss): RULES[rule].policy(1.0, settings, classifiers).over_all_entries()
+        for rule, loss in trained_with.items()
+    }
+    policies["past_future", "distilled"] = ExitPolicy(distilled, threshold=1.0, min_layer=min_layer)
+    for (rule, loss), replayed in replay_policies(t, policies, calm).items():
+        right = replayed.same_token[:, :-1]  # [token, decision layer]
+        area = decisions.area_interval(replayed.confidences, right, t.sequence)
+        agreement = statistics.mean_interval(right.mean(axis=1), t.sequence)
+        rows.append(
+            {"task": task, "rule": rule, "trained by": loss}
+            | area.columns("roc_area", "roc_area_")
+            | agreement.columns("right", "right_")
+        )
+ways = experiment.save_table(pd.DataFrame(rows), "trained_how")
 
-
-# %% tags=["hide-input"]
-def how_good(replayed, **labels):
-    right = replayed.same_token[:, :-1]  # [token, decision layer]
-    area = decisions.area_interval(replayed.confidences, right, replayed.trace.sequence)
-    agreement = statistics.mean_interval(right.mean(axis=1), replayed.trace.sequence)
-    return {**labels, **area.columns("roc_area", "roc_area_"), **agreement.columns("right", "right_")}
-
-
-ways = experiment.table(how_good, trained_by, labels=("task", "rule", "trained by"))
-ways = experiment.save_table(ways, "trained_how")
-shown = ways.assign(rule=ways.rule.map(figures.label)).rename(columns={"right": "agrees"})
-display(shown.pivot(index=["rule", "trained by"], columns="task", values=["roc_area", "agrees"]).round(3))
-conclude(chapter.training_conclusion(ways))
+# %%
+shown = ways.assign(rule=ways.rule.map(figures.label))
+display(shown.pivot(index=["rule", "trained by"], columns="task", values=["roc_area", "right"]).round(3))
 
 # %% [markdown]
+# The loss of the linear unit matters: balanced cross-entropy gives it the larger area on every task. But with neither
+# loss does it reach the largest probability, which needs no training; of the trained rules only the distilled map is ahead
+# of that, by less than 0.01. What training a map does change is the token: that of a distilled map is the last layer's
+# more often than the layer's own token.
+#
 # ## What this shows, and what it does not
-
-# %% tags=["hide-input"]
-conclude(
-    f"{chapter.overthinking_message(thinking)}.",
-    f"{chapter.fake_message(fake, min_layer)}.",
-    chapter.training_message(ways),
-)
-
-# %% [markdown]
-# One seed of each trained rule, with the training that all classifiers get: longer training may help BERxiT's unit. The
-# map of a predicted state has more to do on a model that was not trained for exits.
 #
-# ## Published claims, and one of ours
+# Overthinking is real but small, and out of a rule's reach. Fake confidence is a property of models that were not trained
+# for exits. And a threshold on the largest probability is hard to beat by training a rule, if the model itself has been
+# trained. One seed of each trained rule, with the training that all classifiers get: longer training may help BERxiT's
+# unit. The map of a predicted state has more to do on a model that was not trained for exits.
 #
-# *Published* is the number, or how the survey makes the statement. A verdict here is that of one task alone, before 08
-# corrects for the number of tests.
+# ## Statements, published and ours
+#
+# *Published* is the number, or how the survey makes the statement. Whether a statement holds, corrected for the number
+# of tests, is in the [ledger](../figures/results/ledger.md).
 
-# %% tags=["hide-input"]
+# %%
 tables = {
-    task: {"thinking": thinking[thinking.task == task], "fake": fake[fake.task == task]} for task in tasks
+    task: {"thinking": overthought[overthought.task == task], "fake": confident[confident.task == task]}
+    for task in tasks
 }
 judged = claims.judge("10_confidence", tables, last=calm.layers, first=min_layer)
 claims.show_judged(experiment.save_table(judged, "claims"))

@@ -58,10 +58,8 @@ def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> 
 
 
 def judged_shown(judged: pd.DataFrame) -> pd.DataFrame:
-    """What `judge` returned, for readers of a notebook: our values and the verdict on each row by itself."""
-    shown_columns = ["claim", "published", "task", "ours", "verdict before correction"]
-    named = judged.rename(columns={"alone": "verdict before correction"})
-    return named.assign(task=named.task.map(label))[shown_columns]
+    """What `judge` returned, for readers of a notebook: our values; verdicts stand in the ledger alone."""
+    return judged.assign(task=judged.task.map(label))[["claim", "published", "task", "ours"]]
 
 
 def show_judged(judged: pd.DataFrame) -> None:

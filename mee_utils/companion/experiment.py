@@ -17,7 +17,6 @@ from .figures import label, use_style
 from .notebook_files import declared_parameters, read_source
 from .parameters import check_injected, check_parameters
 from .profiles import Profile, load_profile
-from .prose import conclude
 from .results import Run
 
 
@@ -62,17 +61,29 @@ class Experiment:
         declared = declared_parameters(read_source(notebook))
         check_injected(notebook)
         values = check_parameters({name: variables[name] for name in declared}, declared)
+        results = load_profile(values["profile"], values["data"]).results
+        values |= {name: getattr(results, name) for name, value in values.items() if value is None}
         experiment = cls(notebook, **values)
-        if experiment.main != MAIN_MODEL:
-            lacking = f'Profile "{experiment.profile.name}" has no model of CALM\'s objective'
-            shown = label(experiment.main)
-            conclude(f"{lacking}: where the text speaks of CALM, results are those of {shown}.")
+        experiment._say_whose_text()
         return experiment
+
+    def _say_whose_text(self) -> None:
+        """The text of the notebooks is about real text; what they show is the profile's."""
+        name = self.profile.name
+        if name != "real":
+            print(f"The text speaks of profile real, figures and numbers are those of profile {name}.")
+        if self.main != MAIN_MODEL:
+            print(f"Where the text speaks of CALM, profile {name} shows {label(self.main)}.")
 
     @property
     def parameters(self) -> dict:
         """The values of the notebook's parameters by name, except `profile` and `data`."""
         return {name: value for name, value in self.run.parameters.items() if name != "device"}
+
+    @property
+    def settings(self) -> dict:
+        """What rules are made with (`Rule.policy`): the profile's `results`, and the notebook's parameters."""
+        return self.profile.results.model_dump() | self.parameters
 
     def note(self, examples: int | None = None, intervals: str = "") -> str:
         """The small print of a figure: whose data, how many examples of each task, and what its bands are."""

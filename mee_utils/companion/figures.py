@@ -1,14 +1,17 @@
-"""How figures look: a colour, marker and dash for each model and rule (`styles.yaml`, `rules.yaml`).
+"""House style: a colour, marker and dash for each model and rule (`styles.yaml`, `rules.yaml`), and panels.
 
 There are two palettes: one of models, one of families of rules, whose members differ by marker and dashes.
+A figure is drawn in the cell that shows it. `panels` makes its axes, one for each value of a column; what is
+in a panel is seaborn's, matplotlib's, or one of the functions below:
 
-`facets` makes a figure of panels. What is in a panel is drawn by one of the other functions, or by one of the
-notebook: it gets the panel's `axis`, its `rows` of the table, and keywords that `facets` passes on:
+    figure, panels = figures.panels(settled, "task", title="Predictions that are final", note=bands)
+    for axis, rows in panels:
+        figures.lines(axis, rows, "layer", "share", by="model", band=figures.BAND)
+        axis.set(ylabel="share of tokens")
+    experiment.save_figure(figure, "figure_1_settled", settled)
 
-    facets(table, lines, x="layer", y="share", by="model", band=BAND, ylabel="share of tokens")
-
-There `x` and `y` name columns of numbers, `by` the column whose values are names in `styles`, and a `band`
-two columns: the lower and the upper end of what is drawn around a value.
+`x` and `y` name columns of numbers, `by` the column whose values are names in `STYLES`, and a `band` two
+columns: the lower and the upper end of what is drawn around a value. `save_figure` calls `finish`.
 """
 
 from __future__ import annotations
@@ -93,6 +96,65 @@ def use_style() -> None:
 def label(name) -> str:
     """The reader's name of a model, task, rule, metric or column."""
     return LABELS.get(name, STYLES[name].label if name in STYLES else str(name).replace("_", " "))
+
+
+def panels(
+    table: pd.DataFrame,
+    column: str = "task",
+    *,
+    down: int = 1,
+    title: str = "",
+    note: str = "",
+    width: float = 3.4,
+    height: float = 2.9,
+    per_line: int = 5,
+    sharex: bool | str = True,
+    sharey: bool | str = True,
+) -> tuple[matplotlib.figure.Figure, list[tuple]]:
+    """A panel for each value of `column`, from left to right: the figure, and (axis, rows) of each panel.
+
+    Args:
+        table: a panel is given its rows with one value of `column`, in the order in which values occur.
+        down: how many panels a value has, one below the other; `axis` is then a tuple of them. Without a
+            second quantity to show there, values of a long list go on in a further line after `per_line`.
+        title: above the figure: what is drawn.
+        note: in small print over that: the profile, how many examples there are, what bands are.
+        width, height: of a panel, in inches.
+        sharex, sharey: as in `matplotlib.pyplot.subplots`.
+
+    Raises:
+        MeeError: the table has no rows.
+    """
+    values = list(table[column].unique())
+    if not values:
+        raise MeeError("There is nothing to draw: the table has no rows.")
+    deep = down if down > 1 else math.ceil(len(values) / per_line)
+    wide = len(values) if down > 1 else math.ceil(len(values) / deep)
+    size = (width * wide, height * deep)
+    number = len(values) * down
+    figure, axes = _empty_panels(number, deep, wide, figsize=size, sharex=sharex, sharey=sharey)
+    write_above(figure, title, note)
+    made = []
+    for place, value in enumerate(values):
+        below = tuple(axes[place::wide]) if down > 1 else (axes[place],)
+        below[0].set_title(textwrap.fill(_title(column, value), int(11 * width)))
+        made.append((below if down > 1 else below[0], table[table[column] == value]))
+    return figure, made
+
+
+def finish(figure: matplotlib.figure.Figure, with_legend: bool = True) -> None:
+    """One legend below all panels; the names of shared axes stand at the left and lower edges alone."""
+    for axis in figure.axes:
+        place = axis.get_subplotspec()
+        beside = axis.get_shared_y_axes().get_siblings(axis)
+        below = axis.get_shared_x_axes().get_siblings(axis)
+        if any(other.get_subplotspec().colspan.start < place.colspan.start for other in beside):
+            axis.set_ylabel("")
+        rows_below = (other.get_subplotspec() for other in below if other.get_visible())
+        if any(it.rowspan.start > place.rowspan.start and it.colspan == place.colspan for it in rows_below):
+            axis.set_xlabel("")
+    if with_legend and not figure.legends:
+        legend(figure)
 
 
 def facets(

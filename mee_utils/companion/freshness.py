@@ -131,7 +131,7 @@ def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
         chosen = settings.model_dump(include={"examples", "max_new_tokens", "min_layer", "top_k"})
         models = [job.model]
     else:
-        chosen = settings.model_dump()
+        chosen = settings.model_dump(exclude={"quality"})
         digests["companion/rules.yaml"] = code_digest(PACKAGE / "companion" / "rules.yaml")
         models = [job.model]
     return digests | _weights(profile, models) | {"settings": digest_of([chosen, profile.dtype])}

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, create_model
 
 from ..common.errors import LARGEST_SEED, MeeError
 from .notebook_files import assigned_literals, declared_parameters, notebook_names, read_source
-from .profiles import Strict, first_mistake
+from .profiles import ResultSettings, Strict, first_mistake
 
 PAPERMILL = "# Parameters"  # the first line of the cell that papermill puts in
 # With fewer, tables have no rows to compare, or intervals no two outputs that differ.
@@ -51,6 +51,8 @@ def check_parameters(given: dict, declared: dict) -> dict:
 
 def _field_type(name: str, default):
     """The type of a parameter, and the range of numbers that its name and its default suggest."""
+    if default is None:  # what the profile's measurements have
+        return ResultSettings.model_fields[name].annotation | None
     if name == "seed":
         return Annotated[int, Field(ge=0, le=LARGEST_SEED)]
     if type(default) is int:

@@ -331,10 +331,11 @@ class ResultSettings(Strict):
     bug_examples: PositiveInt = 30
     max_new_tokens: PositiveInt = 48
     batch_size: PositiveInt = 100
-    min_layer: PositiveInt = 4
-    top_k: PositiveInt = 64  # as in notebook 03
+    min_layer: PositiveInt = 4  # this and the next four hold for notebooks too, whose parameter is None
+    top_k: PositiveInt = 64
     first_k: PositiveInt = 256
     least_k: PositiveInt = 16
+    quality: Share = 0.99  # of the full score that counts as kept, in 05 and 08; not measured with
     fresh_sets: PositiveInt = 200  # on synthetic data: independent calibration sets, and examples in each
     fresh_size: PositiveInt = 500
     learning_tokens: list[PositiveInt] = [2000, 6000, 20000, 60000, 200000]  # of all tasks, for classifiers

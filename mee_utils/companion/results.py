@@ -24,6 +24,7 @@ import pandas as pd
 from ..analysis.statistics import without_draws
 from ..common.errors import MeeError
 from ..common.files import ROOT, build_root, complete_file, read_json
+from . import figures
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
 from .parameters import injected_parameters
 
@@ -90,8 +91,12 @@ class Run:
         note_digest(digest_line(name, written, text))
         return rounded
 
-    def save_figure(self, figure, name: str, drawn: pd.DataFrame) -> None:
-        """Writes a figure as PNG beside the table of what was drawn; with MEE_PDF=1 as PDF too, unlisted."""
+    def save_figure(self, figure, name: str, drawn: pd.DataFrame, with_legend: bool = True) -> None:
+        """Writes a figure as PNG beside the table of what was drawn; with MEE_PDF=1 as PDF too, unlisted.
+
+        `figures.finish` puts a legend below it, unless titles or ticks name all that is drawn.
+        """
+        figures.finish(figure, with_legend)
         self.save_table(drawn, name)
         self._write(f"{name}.png", png(figure))
         if os.environ.get("MEE_PDF"):
