@@ -82,7 +82,7 @@ class Experiment:
 
     @property
     def settings(self) -> dict:
-        """What rules are made with (`Rule.policy`): the profile's `results`, and the notebook's parameters."""
+        """What rules are made with: the `results` of the profile, and the parameters of the notebook."""
         return self.profile.results.model_dump() | self.parameters
 
     def note(self, examples: int | None = None, intervals: str = "") -> str:
