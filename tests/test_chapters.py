@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mee_utils.companion import figures, open_question
-from mee_utils.companion.chapters import confidence, survey, thresholds
+from mee_utils.companion.chapters import confidence, thresholds
 from mee_utils.companion.chapters.answer import cheapest, guarantees, mees_question, published, speed
 from mee_utils.companion.chapters.classifiers import (
     ablations,
@@ -481,7 +481,6 @@ def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
     nothing["roc_area_draws"] = [np.full(500, np.nan)] * len(nothing)
     assert ranking.ranking_message(nothing).startswith("No classifier")
     assert "On no task does a classifier on three states rank" in ranking.ranking_conclusion(nothing)
-    assert "No layer has enough tokens" in survey.ranking_conclusion(nothing.drop(columns="roc_area_draws"))
     assert as_confidence.ranking_message(ranks(np.nan, np.nan)).startswith("No layer has enough tokens")
     decoded = pd.DataFrame({"rule": ["weighted"], "retained": [np.nan]})
     assert "no score to keep" in as_decoder.decoder_conclusion(decoded)
@@ -494,82 +493,7 @@ def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
     assert "On no task does a rule" in cheapest.flops_message(worthless, 0.99)
 
 
-# survey (06), thresholds (09), confidence (10)
-
-
-def test_rules_that_are_alike_stand_side_by_side():
-    alike = pd.DataFrame(0.1, index=list("abcd"), columns=list("abcd"))
-    for first, second in (("a", "c"), ("b", "d")):
-        alike.loc[first, second] = alike.loc[second, first] = 0.9
-    order = survey.clustered(alike)
-    assert abs(order.index("a") - order.index("c")) == 1 and abs(order.index("b") - order.index("d")) == 1
-
-
-def bench(**flops):
-    rows = [
-        {"task": task, "rule": rule, "equal_flops": share} for rule, share in flops.items() for task in TASKS
-    ]
-    table = pd.DataFrame(rows).assign(equal_low=0.1, equal_high=0.9)
-    table["equal_flops_draws"] = [np.full(50, share) for share in table.equal_flops]
-    return table
-
-
-def test_of_each_idea_the_cheapest_rule_is_named_and_no_number_is_no_bargain():
-    table = bench(few=0.5, entropy=0.6, patience=0.7, vote=np.nan, mue=np.nan, linear=0.99)
-    assert survey.highlighted(table) == ["few", "patience", "linear"]
-    entropy_of_first_task = table.index == 2
-    on_one_task = table.assign(equal_flops=table.equal_flops.mask(entropy_of_first_task, 0.4))
-    assert survey.highlighted(on_one_task) == ["few", "entropy", "patience", "linear"], "whom the title names"
-    text = survey.equal_loss_conclusion(table, pd.Series({TASKS[0]: 0.4}), 0.01)
-    assert "the cheapest rule takes 50% (10% to 90%; question answering)" in text
-    assert "of the FLOPs; a fixed layer takes 40%, and none loses so little on summarization." in text
-    assert "It is clearly cheaper than the next rule on every task" in text
-    assert "On every task, 2 of 6 rules lose more even at the strictest setting at which a token" in text
-    unmeasured = survey.equal_loss_conclusion(table, pd.Series(dtype=float), 0.01)
-    assert "no fixed layer loses so little. It is" in unmeasured
-    nothing = bench(few=np.nan)
-    assert survey.equal_loss_message(nothing, 0.01) == "No rule was measured at a loss of 1%"
-    said = survey.equal_loss_conclusion(nothing, pd.Series(dtype=float), 0.01)
-    assert said.startswith("No rule has a setting with exits that loses at most 1%.")
-
-
-def test_rules_on_several_exits_are_set_beside_those_on_one_layer():
-    cheaper = survey.several_exits_conclusion(bench(few=0.5, entropy=0.6, patience=0.4, vote=0.7))
-    assert "the cheapest of 2 rules on several exits takes fewer FLOPs than the cheapest of 2 on" in cheaper
-    assert cheaper.endswith("on every task, and clearly so.")
-    dearer = survey.several_exits_conclusion(bench(few=0.5, patience=0.6))
-    assert dearer.endswith("on no task.")
-    unclear = bench(few=0.5, patience=0.4)
-    unclear["equal_flops_draws"] = [np.linspace(0.1, 0.9, 50) * share for share in unclear.equal_flops]
-    unclear.loc[unclear.rule == "few", "equal_flops_draws"] = unclear.equal_flops_draws.map(np.flip)
-    assert survey.several_exits_conclusion(unclear).endswith("on every task, and clearly so on no task.")
-    alone = survey.several_exits_conclusion(bench(few=np.nan, patience=0.6))
-    assert alone == "On every task, only rules on several exits have a setting that loses so little."
-
-
-def test_a_rule_ranks_clearly_better_if_the_interval_says_so():
-    rows = [(task, rule, area) for task in TASKS for rule, area in (("few", 0.9), ("ztw", 0.92))]
-    table = pd.DataFrame(rows, columns=["task", "rule", "roc_area"])
-    noise = np.linspace(-0.1, 0.1, 50)
-    table["roc_area_draws"] = [area + noise for area in table.roc_area]
-    said = "1 of 1 rules ranks tokens clearly better than the softmax margin"
-    assert survey.ranking_message(table) == said
-    table["roc_area_draws"] = [
-        row.roc_area + (noise if row.rule == "few" else noise[::-1]) for row in table.itertuples()
-    ]
-    assert survey.ranking_message(table).startswith("No rule ranks tokens clearly better")
-
-
-def test_only_timed_settings_are_compared_for_speed():
-    table = bench(few=0.5, vote=0.6).assign(acceptance=0.9, verified_speed=[1.2, np.nan, 1.1, 1.3])
-    said = survey.drafts_conclusion(table)
-    assert "Of 4 settings, 3 are timed. One output at a time, the fastest of them generates 1.20" in said
-    untimed = survey.drafts_conclusion(table.assign(verified_speed=np.nan))
-    assert "not timed: run make bench" in untimed
-    means = survey.means_over_tasks(table, ["verified_speed"]).verified_speed
-    assert np.isnan(means["few"]) and means["vote"] == pytest.approx(1.2)
-    shown = survey.rules_shown(means.reset_index().assign(roc_area=[0.8, 0.9]), ["verified_speed"])
-    assert shown.verified_speed.tolist() == ["1.200", "–"]
+# thresholds (09), confidence (10)
 
 
 def travelled(**losses):
@@ -779,19 +703,6 @@ def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
     assert said.startswith("Fewer exits save FLOPs on question answering: for a mean loss of 1%")
     assert "On summarization, hardly any token exits" in said and "exits at every third 40%." in said
     assert thresholds.intervals_message(partly, 12).endswith("; hardly any token exits on summarization.")
-
-
-def test_an_idea_ranks_clearly_worse_if_the_interval_says_so():
-    rules = pd.DataFrame({"rule": ["few", "entropy", "patience"], "roc_area": [0.9, 0.9, 0.6]})
-    text = survey.ideas_conclusion(rules)
-    assert "rules on one layer's probabilities have the largest mean area, 0.90. It is clearly" in text
-    assert "It is clearly smaller for rules on several exits, 0.60 (that is," in text
-    assert survey.ideas_conclusion(rules[:2]).endswith("the largest mean area, 0.90.")
-    assert survey.ideas_conclusion(rules[:0]) == ""
-    noise = np.linspace(-0.2, 0.2, 50)
-    unclear = rules.assign(roc_area_draws=[0.9 + noise, 0.9 + noise, 0.6 - noise])
-    text = survey.ideas_conclusion(unclear)
-    assert "It is not clearly smaller for rules on several exits." in text and "0.90 (0.7" in text
 
 
 # the answer (08)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mee_utils.companion import figures
-from mee_utils.companion.chapters import lossless, models, saturation, training
+from mee_utils.companion.chapters import models, saturation, training
 from mee_utils.companion.chapters.monotonicity import overconfidence, settling, tokens
 from mee_utils.companion.chapters.pruning import complete_table, decision_costs, lists, ranks
 
@@ -708,21 +708,6 @@ def test_a_part_of_the_recipe_counts_where_intervals_do_not_touch():
     )
 
 
-# verified exits (07)
-
-
-def test_a_rule_drafts_at_the_mean_of_its_layers_weighted_by_its_drafts():
-    keys = {"model": "calm", "task": "translation", "rule": "fixed"}
-    layers = pd.DataFrame([{**keys, "layer": 2, "drafted": 0.6}, {**keys, "layer": 6, "drafted": 0.2}])
-    rounds = pd.DataFrame([{**keys, "acceptance": 0.9, "tokens_a_round": 3.0}])
-    drafts = lossless.drafts_of_rules(layers, rounds)
-    assert drafts.draft_layer.item() == pytest.approx(3.0)
-    assert (
-        message(lossless.drafts_figure(drafts))
-        == "The last layer accepts 90% of CALM's drafts, depending on rule and task"
-    )
-
-
 def test_a_model_that_scores_0_keeps_nothing_that_could_be_told():
     """A rehearsal on random weights ended in a traceback of pandas."""
     layer = {"model": "calm", "task": TASKS[0], "layer": 3, "confidence": 0.9, "accuracy": 0.5}
@@ -731,67 +716,3 @@ def test_a_model_that_scores_0_keeps_nothing_that_could_be_told():
     assert said.endswith("(confidence 0.90, agreement 0.50).")
     measured = pd.DataFrame([kept | {"retained": 0.95, "low": 0.9, "high": 1.0}])
     assert "CALM keeps 95%" in ranks.minimum_conclusion(pd.DataFrame([layer]), measured)
-
-
-def test_planning_is_repaid_where_drafts_are_faster():
-    rows = [
-        {"model": "calm", "batch": 1, "rule": "fixed", "samples_speed": 2.0, "planning_seconds": 30.0},
-        {"model": "calm", "batch": 1, "rule": "fixed", "samples_speed": 1.25, "planning_seconds": 20.0},
-        {"model": "calm", "batch": 1, "rule": "fixed", "samples_speed": 0.9, "planning_seconds": 10.4},
-        {"model": "calm", "batch": 8, "rule": "fixed", "samples_speed": 2.0, "planning_seconds": 10.0},
-        {"model": "vanilla", "batch": 1, "rule": np.nan, "samples_speed": 1.0, "planning_seconds": 40.0},
-    ]
-    timed = pd.DataFrame(rows).assign(samples_per_second=100.0)
-    said = lossless.planning_conclusion(timed)
-    # 100 a second and twice as fast as without: 10 ms saved per output; 1.25 times as fast: 2.5 ms
-    assert said.startswith("Planning takes 10 to 40 seconds per model, task and batch size")
-    assert said.endswith("at batch 1, CALM's drafts have made up for it after 3,000 to 8,000 outputs.")
-    slower = timed[timed.samples_speed <= 1]
-    assert lossless.planning_conclusion(slower).endswith("is not part of these speeds.")
-    assert lossless.planning_conclusion(timed.assign(planning_seconds=np.nan)) == ""
-
-
-def test_speeds_say_where_verified_exits_are_faster_at_the_ends_of_the_batches():
-    speed = {
-        (1, "summarization"): 1.3,
-        (1, "translation"): 1.0,
-        (32, "summarization"): 0.9,
-        (32, "translation"): 1.0,
-    }
-    rows = [
-        {
-            "model": model,
-            "batch": batch,
-            "task": task,
-            "rule": "fixed" if model == "calm" else np.nan,
-            "speed": value,
-        }
-        for model in ("calm", "vanilla")
-        for (batch, task), value in speed.items()
-    ]
-    timed = pd.DataFrame(rows).assign(lowest=lambda t: t.speed, highest=lambda t: t.speed)
-    said = lossless.speed_conclusion(timed)
-    assert "at batch 1 on summarization, 1.30 times as fast (translation 1.00)" in said
-    assert "at batch 32 on no task (summarization 0.90, translation 1.00)." in said
-    assert "nothing is drafted for 2 of the 2 combinations of the other models and tasks, which" in said
-    drawn(lossless.speed_figure(timed))
-    assert lossless.speed_conclusion(timed.iloc[:0]) == lossless.speed_message(timed.iloc[:0]) == ""
-
-
-def test_a_sentence_has_a_line_a_round_and_a_word_a_token_that_was_run():
-    rows = [
-        {"model": "calm", "round": 1, "position": 0, "fate": "kept", "token": "the"},
-        {"model": "calm", "round": 1, "position": 1, "fate": "replaced", "token": "red"},
-        {"model": "calm", "round": 1, "position": 2, "fate": "dropped", "token": "car"},
-        {"model": "calm", "round": 2, "position": 2, "fate": "from the last layer", "token": "car"},
-        {"model": "calm", "round": 2, "position": 3, "fate": "dropped", "token": ""},
-    ]
-    runs = pd.DataFrame(rows)
-    figure = lossless.sentence_figure(runs)
-    ((panel,), _) = drawn(figure)
-    words = [(text.get_text(), text.get_position()[1]) for text in panel.texts]
-    assert words == [("the", 1), ("red", 1), ("car", 1), ("car", 2), ("-", 2)]
-    assert message(figure) == "One output: 3 tokens take 2 rounds with CALM"
-    edges = {text.get_text(): text.get_bbox_patch().get_linewidth() for text in panel.texts}
-    assert edges["red"] > edges["the"], "what is replaced is not told from what is kept by its colour alone"
-    assert "With CALM 60% of the tokens that were run end up" in lossless.sentence_conclusion(runs)

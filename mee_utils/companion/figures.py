@@ -51,7 +51,6 @@ class Style(NamedTuple):
 _TABLES = read_yaml("companion/styles.yaml")
 LABELS: dict[str, str] = _TABLES["labels"]
 SIZES = {"mini": "mini T5", "t5-base": "T5-base", "t5-large": "T5-large"}  # of `models.costs.SHAPES`
-FATES: dict[str, str] = _TABLES["fates"]  # what becomes of a draft -> colour
 FAMILY_MARKERS = dict(zip(FAMILY_COLOURS, "*oshD^v", strict=True))
 
 
