@@ -21,7 +21,7 @@
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 300  # held-out examples of each task that are traced
+limit = 100  # held-out examples of each task that are traced
 max_new_tokens = 48  # longest output, in tokens
 min_layer = None  # first layer at which a token may exit; None: that of the profile's measurements
 top_k = (
@@ -205,11 +205,11 @@ by_pair = same.pivot(index="pair", columns="task", values="same_exit").loc[list(
 display(by_pair.rename(columns=figures.label).map("{:.1%}".format))
 
 # %% [markdown]
-# The share of tokens that exit at the same layer under both. Two pairs are one rule, on every task: **PCEE-BERT's code is
-# PABEE**, and **ELBERT is entropy or MEE's rising top-1, whichever comes first**. What PCEE-BERT's paper describes is
-# another rule, which exits elsewhere for most tokens, so numbers made with its code say nothing of it. Neither half
-# of ELBERT is idle: without the rise, up to 40 % of the tokens exit elsewhere. Vote and patience are not the same, but
-# nearly: at least 95 % of the tokens exit at the same layer.
+# The share of tokens that exit at the same layer under both. Two pairs are one rule, for every token of every task:
+# **PCEE-BERT's code is PABEE**, and **ELBERT is entropy or MEE's rising top-1, whichever comes first**. What PCEE-BERT's
+# paper describes is another rule, under which most tokens exit elsewhere, so numbers made with its code are
+# PABEE's. MEE's half of ELBERT matters: with entropy alone, up to 40 % of the tokens exit elsewhere. Vote and
+# patience are not the same, but nearly: at least 95 % of the tokens exit at the same layer.
 #
 # ## Which rules rank tokens best?
 #
@@ -248,10 +248,11 @@ for rule in ("ztw", "surest", "past_future"):
     print(f"AUROC of {figures.label(rule)} less the margin's, mean over tasks: {beyond:+.3f}")
 
 # %% [markdown]
-# No rule of the survey beats the softmax margin, on any task. (05 has one that does, slightly: it learns from the history
-# of predictions.) Rules on a single layer's probabilities are all close to it. Counting equal predictions is far worse:
-# patience has an AUROC of 0.64, because most tokens get the same few counts. States tell less than probabilities,
-# even with a trained classifier, and a table that sees only the last token is near guessing on answers.
+# No rule of the survey ranks tokens better than the softmax margin, on any task. (05 asks whether one that learns from
+# the history of predictions does.) The largest probability and the ensemble come within 0.03 of it. Counting equal
+# predictions is far worse: patience has a mean AUROC of 0.64, as a count has only a handful of values to order tokens by.
+# States tell less than probabilities, even with a trained classifier, and the table that sees only the last token is
+# guessing on question answering.
 #
 # How alike are the rules? Rank correlations of their confidences at one layer, averaged over tasks; ten rules, in
 # the order of a hierarchical clustering. The stored table has all.
@@ -284,10 +285,11 @@ axis.tick_params(labelsize=8)
 experiment.save_figure(figure, "alike", cells)
 
 # %% [markdown]
-# Margin, largest probability and entropy order tokens alike (correlations of at least 0.96), and so do the ensemble and
-# patient entropy, almost. At a correlation of 1 two rules let the same tokens exit at this layer, once their thresholds
-# are matched: whatever separates these rules in the literature, it is not which tokens they pick. Patience and vote are
-# one rule at this layer. States are a group of their own.
+# Margin, largest probability and entropy order tokens alike, with correlations of at least 0.96; the ensemble and
+# patient entropy come close to them (0.92 or more). At a correlation of 1 two rules let the same tokens exit at this
+# layer, once their thresholds are matched: whatever separates these rules in the literature, here it is not which tokens
+# they pick. Patience and vote are one rule at this layer. Rules on states agree less with these, and little with each
+# other.
 #
 # ## At equal loss
 #
@@ -323,7 +325,7 @@ for axis, rows in panels:
     rows = rows.sort_values("wanted", ascending=False)  # the stricter on top
     figures.dots(axis, rows, "flops_share", "height", "wanted", ("flops_low", "flops_high"), styles=looks)
     axis.axvline(1, color=figures.GREY, linewidth=0.8)
-    axis.set(xlabel="FLOPs (1 = full depth)", ylim=(height.max() + 0.8, -0.8))
+    axis.set(xlabel="decoder FLOPs (1 = full depth)", ylim=(height.max() + 0.8, -0.8))
     axis.set_yticks(height, [figures.label(rule) for rule in height.index], fontsize=8)
 experiment.save_figure(figure, "at_equal_loss", equal)
 
@@ -335,15 +337,15 @@ for row in cheapest.loc[cheapest.groupby("task", sort=False).flops_share.idxmin(
     )
 
 # %% [markdown]
-# At a loss of 1 %, rules save on question answering only, where the largest probability, the margin, entropy and the
-# predicted state need about three quarters of the FLOPs; several exits and states cost more. On the other two tasks the
-# best any rule can do is to spend no more than full depth: rules on probabilities pay for a readout at each exit and get
-# nothing back, and only rules that cost next to nothing end below 1, by at most 3 %. At a loss of 10 % the margin
-# needs half the FLOPs on question answering and five sixths on translation; on summarization no rule saves more than
-# 6 % even then. A fixed layer loses more than 1 % on every task.
+# At a loss of 1 %, rules save on question answering only: margin, largest probability, entropy and predicted state need
+# about three quarters of the FLOPs, and every rule on several exits or on states needs more. On the other two tasks there
+# is next to nothing to save. Rules on probabilities pay for a readout at each exit and end above full depth, or have no
+# setting that strict; only rules without a readout end below it, by at most 3 %. At a loss of 10 % the margin needs half the
+# FLOPs on question answering and about five sixths on translation; on summarization no rule saves more than 5 % even
+# then. A fixed layer loses more than 1 % on every task.
 #
-# So several exits are not more reliable than one. And the expectation was half right: what a decision costs
-# matters most where little can be saved; where much can be, what it looks at does.
+# So several exits are not more reliable than one. And the expectation was half right: where little can be saved, what a
+# decision costs matters most; where much can be, what it looks at.
 #
 # ## As drafts
 #
@@ -401,15 +403,15 @@ display(shown.rename(index=figures.label).map("{:.2f}".format, na_action="ignore
 # verification yields. `verified_speed`: tokens a second with the exits as drafts, one output at a time (1 = full depth).
 #
 # Thresholds that are safe unverified are too strict for drafts: most rules draft so little that verified exits are
-# slower than full depth. The loosest rules make the fastest drafts: the bandit, whose exits lose 10 % or more of an
-# output unverified, yields about three tokens a round. Once exits are verified, the threshold is a matter of speed
-# alone, and 07 chooses it as such.
+# slower than full depth. The bandit, whose exits cost more than 10 % of an output unverified, makes the fastest drafts
+# on every task, about three tokens a round. Once exits are verified, the threshold is a matter of speed alone, and 07
+# chooses it as such.
 #
 # ## What this shows, and what it does not
 #
-# In generation the oldest rule is the best of the survey: the margin of one layer's probabilities. Several
-# of the others are one another under new names, and what is new in them, counting agreement or reading states, tells
-# less about whether a token is final. What rules save depends on the task far more than on the rule.
+# In generation one of the simplest rules is the best: the margin of one layer's probabilities. Some rules are others
+# under a new name, and what is new in the rest, counting agreement or reading states, tells less about whether a token is
+# final. What is saved at a given loss depends on the task more than on the rule.
 #
 # One backbone, trained jointly; one seed of each trained rule; patience, window and `top_k` at one setting.
 # Not here: JEI-DNN, patience with similarity (Gao et al. 2023), LeeBERT's training, DynExit's weights, ETFEE, exits
