@@ -15,7 +15,6 @@ import test_bench
 import test_measure
 import test_notebook_runner
 import test_notebooks
-import test_readme
 
 from mee_utils import MeeError, load_model
 from mee_utils.analysis import beside_full, statistics
@@ -150,14 +149,6 @@ def test_a_digit_of_a_timing_is_found(tmp_path):
     path.write_text(one_digit_more(path.read_text()))
     with pytest.raises(AssertionError):
         test_bench.test_committed_timings_are_those_that_were_written(folder)
-
-
-@pytest.mark.parametrize("page", ["README.md", "RESULTS.md"])
-def test_a_digit_of_a_page_is_found(monkeypatch, page):
-    changed = one_digit_more((ROOT / page).read_text(encoding="utf-8"), r"\| \d\.\d")
-    monkeypatch.setitem(test_readme.results_page.PAGES, page, lambda: changed)
-    with pytest.raises(AssertionError):
-        test_readme.test_numbers_are_those_of_the_stored_tables(page)
 
 
 def test_another_level_of_the_bootstrap_is_found(monkeypatch):
