@@ -222,13 +222,9 @@ experiment.save_table(experiment.table(decisions.ranking, plain, keys), "ranking
 mean_rank = experiment.table(decisions.overall_ranking, plain, keys)
 
 # %%
-unpruned = {
-    "few": "softmax_margin",
-    "rising_fixed": "rising_top1",
-}  # what these are over the whole vocabulary
-areas = mean_rank.replace({"rule": unpruned}).pivot(index="rule", columns="task", values="roc_area")[
-    list(tasks)
-]
+# these are another rule where the whole vocabulary is scored
+unpruned = {"few": "softmax_margin", "rising_fixed": "rising_top1"}
+areas = mean_rank.pivot(index="rule", columns="task", values="roc_area")[list(tasks)].rename(index=unpruned)
 areas = areas.loc[areas.mean(axis=1).sort_values(ascending=False, kind="stable").index]
 figure, ((axis, _),) = figures.panels(
     mean_rank.assign(of="AUROC, mean over layers"),
@@ -305,10 +301,8 @@ equal = equal[equal.rule.isin([*IDEAS, "static"]) & equal.task.isin(list(tasks))
 
 # %%
 ideas = pd.Series(IDEAS | {"static": "a fixed layer"})
-idea = pd.Series(pd.factorize(ideas)[0], ideas.index).sort_values(
-    kind="stable"
-)  # the number of a rule's idea
-height = idea + np.arange(len(idea))  # of a rule in the figure, with a gap between ideas
+number = pd.Series(pd.factorize(ideas)[0], ideas.index).sort_values(kind="stable")  # of a rule's idea
+height = number + np.arange(len(number))  # of a rule in the figure, with a gap between ideas
 looks = {
     demand: figures.Style(f"at a loss of {demand:.0%}", figures.DARK, "o"),
     10 * demand: figures.Style(f"at a loss of {10 * demand:.0%}", figures.BLUE, "D"),
@@ -331,10 +325,8 @@ experiment.save_figure(figure, "at_equal_loss", equal)
 
 cheapest = equal[(equal.wanted == demand) & (equal.rule != "static")].dropna(subset="flops_share")
 for row in cheapest.loc[cheapest.groupby("task", sort=False).flops_share.idxmin()].itertuples():
-    interval = f"{row.flops_share:.0%} ({row.flops_low:.0%} to {row.flops_high:.0%})"
-    print(
-        f"cheapest at a loss of {demand:.0%}: {figures.label(row.task)}, {figures.label(row.rule)}, {interval} of the FLOPs"
-    )
+    interval = f"{row.flops_share:.0%} ({row.flops_low:.0%} to {row.flops_high:.0%}) of the FLOPs"
+    print(f"cheapest at {demand:.0%}, {figures.label(row.task)}: {figures.label(row.rule)}, {interval}")
 
 # %% [markdown]
 # At a loss of 1 %, rules save on question answering only: margin, largest probability, entropy and predicted state need
