@@ -22,6 +22,7 @@ from mee_utils.companion import Experiment, measure, result_tables
 from mee_utils.companion.jobs import Job
 from mee_utils.companion.profiles import load_profile
 
+pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parent.parent
 NAME = "08_results"
 STORED = [ROOT / "notebooks" / f"{NAME}.ipynb", ROOT / "figures/real" / f"{NAME}.ipynb"]

@@ -30,7 +30,7 @@ PAGES = ["index.html", *LISTED, *map(str, OTHERS)]
 LOADED = {"img": "src", "script": "src", "iframe": "src", "link": "href", "source": "srcset"}
 HOST = r"(url\(|@import )['\"]?(https?:)?//"
 in_a_browser = pytest.mark.skipif(not chromium.PROGRAM, reason="there is no Chromium here")
-pytestmark = pytest.mark.xdist_group("site")  # built once
+pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("site")]  # built once
 
 
 @pytest.fixture(scope="session")
