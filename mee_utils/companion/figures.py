@@ -410,11 +410,15 @@ def perfect_calibration(axis) -> None:
 
 
 def predictions(axis, rows) -> None:
-    """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable."""
-    texts = rows.assign(text=rows.token + rows.probability.map("\n{:.2f}".format))
-    probabilities = rows.pivot(index="rank", columns="layer", values="probability")
-    heat(axis, probabilities, texts.pivot(index="rank", columns="layer", values="text"))
-    axis.set_ylabel("rank")
+    """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable.
+
+    Lines are those of a model, in the order of the rows, the most probable token on top.
+    """
+    lines = [f"{label(model)} {rank}" for model, rank in zip(rows.model, rows["rank"], strict=True)]
+    texts = rows.token + rows.probability.map("\n{:.2f}".format)
+    cells = rows.assign(line=lines, text=texts.str.replace("$", r"\$"))  # else it begins a formula
+    grids = [cells.pivot(index="line", columns="layer", values=name) for name in ("probability", "text")]
+    heat(axis, *(grid.reindex(dict.fromkeys(lines)) for grid in grids))
 
 
 def heat(
