@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
@@ -139,6 +140,18 @@ def panels(
         below[0].set_title(textwrap.fill(_title(column, value), int(11 * width)))
         made.append((below if down > 1 else below[0], table[table[column] == value]))
     return figure, made
+
+
+def picture(name: str):
+    """A drawing of how exits work, as a cell that ends with it shows it; it has no data.
+
+    `name` is that of an SVG file in `pictures`, beside this module: "decoder" (layers that are run, and
+    copied keys and values), "six_measures" (what each published confidence looks at) or "a_round" (of
+    verified drafts).
+    """
+    from IPython.display import SVG
+
+    return SVG(filename=Path(__file__).with_name("pictures") / f"{name}.svg")
 
 
 def finish(figure: matplotlib.figure.Figure, with_legend: bool = True) -> None:
