@@ -44,7 +44,7 @@ from IPython.display import display
 
 from mee_utils import ExitPolicy, trace
 from mee_utils.analysis import lossless
-from mee_utils.companion import Experiment, drawings, figures
+from mee_utils.companion import Experiment, figures
 from mee_utils.companion.catalogue import RULES
 from mee_utils.companion.result_tables import outputs_to_repay, read_timings
 from mee_utils.traces.drafts import drafts_of
@@ -62,7 +62,7 @@ keys = ["model", "task", "rule"]
 # layer 2, which is therefore run for the first token too. Layers that were run before are not run again.
 
 # %%
-experiment.save_drawing(drawings.round_drawing(), "a_round")
+figures.picture("a_round")
 
 # %% [markdown]
 # Drafts that are verified were made behind a right prefix, from the states that full depth has there too. So a trace of
