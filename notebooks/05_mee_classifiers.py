@@ -49,7 +49,8 @@ from mee_utils.traces.replay import replay_policy
 
 experiment = Experiment.of_notebook("05_mee_classifiers", globals())
 settings = experiment.settings
-min_layer, top_k, quality = settings["min_layer"], settings["top_k"], settings["quality"]
+min_layer, top_k = settings["min_layer"], settings["top_k"]
+quality = settings["quality"]
 
 # %%
 tasks = experiment.tasks(limit)

@@ -108,7 +108,7 @@ def _published(real):
     fourth, second = kept.loc["4"], kept.loc["2"]
     margin = fourth.loc["softmax_margin"]
     yield (
-        "the softmax margin keeps 99 % of the score or more on every task, and neither of MEE's classifiers keeps more",
+        "score or more on every task, and neither of MEE's classifiers keeps more",
         (margin > 0.99).all() and (fourth.loc[["three_hidden", "lstm"]].max() <= margin).all(),
     )
     similarity = fourth.loc["hidden_similarity"]
