@@ -48,7 +48,6 @@ class Experiment:
             self.used = self.run.inputs
             self.save_table = self.run.save_table
             self.save_figure = self.run.save_figure
-            self.save_drawing = self.run.save_drawing
             self.finish = self.run.finish
             use_style()
 
