@@ -257,6 +257,7 @@ def decode_batch(
     max_new_tokens: int,
     sequence: np.ndarray,
     encoded: Tensor | None = None,
+    start_and_ends: tuple[int, frozenset[int]] | None = None,
 ) -> list[Output]:
     """Decodes one batch, with exits as the policy says: copied, in parallel, or verified.
 
@@ -267,11 +268,12 @@ def decode_batch(
         max_new_tokens: the longest output.
         sequence: `[row]`, indices of the inputs among all.
         encoded: the encoder's states `[row, source, d_model]`, if they are known.
+        start_and_ends: the id that outputs begin after, and those that end one, if not those of the model.
 
     Returns:
         One output a row.
     """
-    cache = decoder.begin(batch, max_new_tokens, encoded)
+    cache = decoder.begin(batch, max_new_tokens, encoded, start_and_ends)
     if bound.policy.propagation == "verify":
         return DraftDecoder(decoder, cache, bound, sequence).decode()
     return decode_tokens(decoder, cache, bound, sequence)
