@@ -274,9 +274,8 @@ def test_a_state_that_is_projected_before_the_head_is_one_line(t5):
     config = transformers.OPTConfig(
         vocab_size=len(t5.tokenizer), num_hidden_layers=2, do_layer_norm_before=False, **sizes
     )
-    model = AnyModel(transformers.OPTForCausalLM(config), t5.tokenizer, "opt")
-    with pytest.raises(MeeError, match="projects its last state from 32 to 16 numbers"):
-        trace(model, INPUTS, ["a", "b", "c"])
+    with pytest.raises(MeeError, match=r"or projects its last state \(from 32 to 16\)"):
+        AnyModel(transformers.OPTForCausalLM(config), t5.tokenizer, "opt")
 
 
 def test_stored_settings_that_change_greedy_search_do_not_reach_a_trace(t5):
@@ -481,3 +480,123 @@ def test_a_checkpoint_without_a_tokenizer_takes_one_by_name(t5, tmp_path):
         load_any_model(tmp_path / "model")
     model = load_any_model(tmp_path / "model", tokenizer=tmp_path / "tokenizer")
     assert len(trace(model, INPUTS, max_new_tokens=3)) > 0
+
+
+def seq2seq(family, t5, **options):
+    torch.manual_seed(1)
+    sizes = {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+    sizes |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    ids = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": None}
+    config = getattr(transformers, f"{family}Config")(
+        **{"vocab_size": len(t5.tokenizer), **sizes, **ids, **options}
+    )
+    return getattr(transformers, f"{family}ForConditionalGeneration")(config)
+
+
+@pytest.mark.parametrize("set_in", ["generation_config", "config", None])
+def test_without_a_start_id_outputs_begin_as_those_of_a_t5(t5, set_in):
+    """After the padding; before, `transformers` raised a ValueError in the search."""
+    network = seq2seq("Bart", t5)
+    for settings in (network.config, network.generation_config):
+        settings.bos_token_id = settings.decoder_start_token_id = settings.pad_token_id = None
+    plain = trace(AnyModel(network, t5.tokenizer, "bart"), INPUTS, max_new_tokens=6)
+    if set_in:
+        getattr(network, set_in).pad_token_id = 7
+    found = trace(AnyModel(network, t5.tokenizer, "bart"), INPUTS, max_new_tokens=6)
+    assert (found.final_id == found.token_id).all()
+    assert np.array_equal(found.top_probabilities, plain.top_probabilities) == (set_in is None)
+
+
+def rembert(vocabulary):
+    sizes = SIZES | {"input_embedding_size": 16, "output_embedding_size": 24}
+    config = transformers.RemBertConfig(vocab_size=vocabulary, is_decoder=True, **sizes)
+    return transformers.RemBertForCausalLM(config)
+
+
+def fsmt(vocabulary):
+    sizes = {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+    sizes |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    config = transformers.FSMTConfig(src_vocab_size=vocabulary, tgt_vocab_size=vocabulary, **sizes)
+    return transformers.FSMTForConditionalGeneration(config)
+
+
+def xmod(vocabulary):
+    return transformers.XmodForCausalLM(
+        transformers.XmodConfig(vocab_size=vocabulary, is_decoder=True, **SIZES)
+    )
+
+
+def deepseek_v4(vocabulary):
+    """Four residual streams."""
+    sizes = SIZES | {
+        "head_dim": 8,
+        "num_key_value_heads": 1,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 4,
+    }
+    sizes |= {"num_experts_per_tok": 2, "q_lora_rank": 16, "qk_rope_head_dim": 4}
+    return transformers.DeepseekV4ForCausalLM(transformers.DeepseekV4Config(vocab_size=vocabulary, **sizes))
+
+
+REFUSED = {
+    "rembert": (rembert, "^The logits of RemBertForCausalLM are not its LM head after its final norm"),
+    "fsmt": (fsmt, "^The logits of FSMTForConditionalGeneration are not its LM head after its final norm"),
+    "xmod": (xmod, r"^XmodForCausalLM does not run on token ids alone \(Input language unknown.*: no trace"),
+    "deepseek_v4": (
+        deepseek_v4,
+        r"has several residual streams, or projects .* \(from 4x32 to 32\): no trace",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_traced_says_why_at_once(name, t5):
+    """Before, a RuntimeError or ValueError of torch and transformers, or a projection "from 32 to 32"."""
+    build, message = REFUSED[name]
+    with pytest.raises(MeeError, match=message) as caught:
+        AnyModel(build(len(t5.tokenizer)), t5.tokenizer, name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["UMT5", "SwitchTransformers"])
+def test_half_precision_is_no_other_head(family, t5):
+    """Before, rounding in bfloat16 was taken for logits that are not those of the head."""
+    torch.manual_seed(1)
+    sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "num_experts": 2}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=len(t5.tokenizer), num_decoder_layers=2, decoder_start_token_id=0, **sizes
+    )
+    network = getattr(transformers, f"{family}ForConditionalGeneration")(config).to(torch.bfloat16)
+    assert len(trace(AnyModel(network, t5.tokenizer, family), INPUTS, ["a", "b", "c"])) > 0
+
+
+def test_weights_that_are_no_numbers_are_reported_as_such(t5):
+    """Before, the logits were said not to be those of the head."""
+    model = causal(t5)
+    with torch.no_grad():
+        model.network.transformer.h[1].mlp.c_fc.weight[0, 0] = torch.nan
+    for references in (None, ["a", "b", "c"]):
+        with pytest.raises(MeeError, match=r"^The states of gpt2 are not finite from layer 2 on"):
+            trace(AnyModel(model.network, t5.tokenizer, "gpt2"), INPUTS, references, max_new_tokens=3)
+
+
+def test_states_that_end_before_the_final_norm_are_taken_as_they_are(t5):
+    """Before, the logits were said not to be the head after the norm, which they are."""
+    network, config = FAMILIES["llama"]
+    torch.manual_seed(1)
+    model = AnyModel(network(config(len(t5.tokenizer), {"eos_token_id": 1})), t5.tokenizer, "llama")
+    expected = trace(model, INPUTS, max_new_tokens=6)
+    model.network.config.tie_last_hidden_states = False
+    found = trace(AnyModel(model.network, t5.tokenizer, "llama"), INPUTS, max_new_tokens=6)
+    for name in ("token_id", "top_probabilities", "similarity", "final_similarity"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("cache", ["quantized", "static", "offloaded"])
+def test_a_cache_that_is_stored_with_a_model_does_not_reach_a_trace(cache, t5):
+    """Before, a quantized one was an ImportError of its package."""
+    model = causal(t5)
+    plain = trace(model, INPUTS, max_new_tokens=6)
+    model.network.generation_config.cache_implementation = cache
+    assert np.array_equal(trace(model, INPUTS, max_new_tokens=6).token_id, plain.token_id)
+    assert model.network.generation_config.cache_implementation == cache

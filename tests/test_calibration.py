@@ -135,6 +135,37 @@ def test_bad_demands_are_one_clear_line(losses, levels, options, message):
         calibration.learn_then_test(losses, levels, **{"delta": 0.1, **options})
 
 
+@pytest.mark.parametrize("value", [float("nan"), -5, np.array([0.01]), "0.01", None, True, np.nan])
+def test_what_is_no_p_value_guarantees_nothing(value):
+    """Before, a NaN was not above eps, so that the threshold was "guaranteed by decoding"."""
+
+    def my_bound(losses, delta, eps):
+        return value
+
+    losses = constant(0.01, 0.02)
+    for test in (calibration.learn_then_test, calibration.violations):
+        with pytest.raises(
+            MeeError, match=r"^bound=my_bound returned .*: a p-value is a number from 0 to 1\.$"
+        ):
+            test(losses, [0.9, 0.8], 0.1, bound=my_bound)
+
+
+def test_a_p_value_may_be_of_any_kind_of_number_and_above_one():
+    """A union bound, say: it passes no test."""
+    for value, expected in ((np.float32(0.01), 0.8), (0, 0.8), (1.5, None), (float("inf"), None)):
+        found = calibration.learn_then_test(
+            constant(0.01, 0.02), [0.9, 0.8], 0.1, bound=lambda *_, p=value: p
+        )
+        assert found.threshold == expected
+
+
+def test_losses_that_are_no_numbers_violate_nothing_and_are_refused():
+    """Before, a mean of NaN did not exceed delta."""
+    found = calibration.learn_then_test(constant(0.01), [0.9], 0.1)
+    with pytest.raises(MeeError, match=r"^Losses must lie between 0 and 1"):
+        found.outcome(np.array([[0.1, np.nan]]))
+
+
 @pytest.mark.parametrize("bound", calibration.BOUNDS)
 def test_a_demand_may_be_any_kind_of_number(bound):
     """Before, a fraction ended in a TypeError of numpy."""

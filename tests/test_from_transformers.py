@@ -1,18 +1,23 @@
 """`model.generate` with exits: the same ids as `generate`, and whatever exits do not follow is refused."""
 
 import copy
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
 import torch
 from conftest import EXIT_FAMILIES, FAMILIES, INPUTS, LENGTH, build_lively, build_network
-from transformers import StoppingCriteriaList
+from transformers import DynamicCache, EncoderDecoderCache, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 import mee_utils
 from mee_utils import ExitPolicy, MeeError, decode_with_exits, generate
+from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.models.loading import Model
 
 FOLDER = str(Path(mee_utils.__file__).parent / "decoding")
@@ -235,3 +240,204 @@ def test_weights_that_were_quantized_in_memory_are_refused(lively):
     quantized = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear})
     with pytest.raises(MeeError, match=r"stands where the model has a plain Linear: .* without quantization"):
         generate(Model(quantized, lively.tokenizer, "quantized"), INPUTS)
+
+
+def own(model, **options):
+    """What `transformers` writes, without exits."""
+    return model.network.generate(**encode(model), max_new_tokens=LENGTH, use_cache=False, **options)
+
+
+def plainly(network, tokenizer):
+    return generate(Model(network, tokenizer, "changed"), INPUTS, max_new_tokens=3)
+
+
+def with_bias(parent, name):
+    plain = getattr(parent, name)
+    biased = torch.nn.Linear(plain.in_features, plain.out_features, bias=True, dtype=plain.weight.dtype)
+    biased.weight = plain.weight
+    setattr(parent, name, biased)
+
+
+def feed_forward(network):
+    return network.get_decoder().block[1].layer[-1]
+
+
+def watched(module, *call):
+    return None
+
+
+class Louder(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+BEYOND = {
+    "bias of the head": (lambda n: with_bias(n, "lm_head"), r"lm_head\.bias is \[\d+\], and by the settings"),
+    "bias of a projection": (
+        lambda n: with_bias(feed_forward(n).DenseReluDense, "wo"),
+        r"decoder\.block\.1\.layer\.2\.DenseReluDense\.wo\.bias is \[32\].* None",
+    ),
+    "hook on a layer": (
+        lambda n: n.get_decoder().block[2].register_forward_hook(watched),
+        r"decoder\.block\.2 has a hook \(<function watched.*handle\.remove\(\)",
+    ),
+    "hook before the head": (lambda n: n.lm_head.register_forward_pre_hook(watched), "lm_head has a hook"),
+    "hook on the network": (lambda n: n.register_forward_hook(watched), "The network has a hook"),
+    "hook with keywords": (
+        lambda n: n.get_decoder().register_forward_pre_hook(lambda *call: None, with_kwargs=True),
+        "decoder has a hook",
+    ),
+    "another norm": (
+        lambda n: setattr(feed_forward(n), "layer_norm", torch.nn.LayerNorm(32).double()),
+        "A torch.nn.modules.normalization.LayerNorm stands where the model has a plain T5LayerNorm",
+    ),
+    "in place of dropout": (
+        lambda n: setattr(feed_forward(n), "dropout", torch.nn.Linear(32, 32).double()),
+        "Linear stands where the model has a plain Dropout",
+    ),
+    "another feed-forward": (
+        lambda n: setattr(feed_forward(n), "DenseReluDense", torch.nn.Identity()),
+        "Identity stands where the model has a plain T5DenseActDense: .* or put the plain one back",
+    ),
+    "a linear layer of one's own": (
+        lambda n: setattr(n, "lm_head", Louder(32, 600, bias=False)),
+        "Louder stands where the model has a plain Linear",
+    ),
+    "forward replaced": (
+        lambda n: setattr(n.lm_head, "forward", lambda x: 0 * x),
+        "forward of lm_head was replaced",
+    ),
+    "steps replaced": (
+        lambda n: setattr(n, "prepare_inputs_for_generation", lambda *call, **named: {}),
+        "prepare_inputs_for_generation of the network was replaced",
+    ),
+    "fewer heads": (
+        lambda n: setattr(
+            n.get_decoder().block[0].layer[0].SelfAttention, "q", torch.nn.Linear(32, 16, False).double()
+        ),
+        r"SelfAttention\.q\.weight is \[16, 32\], and by the settings of the model \[32, 32\]",
+    ),
+    "mixed types": (
+        lambda n: feed_forward(n.to(torch.bfloat16)).DenseReluDense.wo.float(),
+        r"of several types \(torch.bfloat16, torch.float32\): .* as in model\.network\.float\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("after_a_decode", [False, True])
+@pytest.mark.parametrize("what", BEYOND)
+def test_what_a_module_does_beyond_its_weight_is_refused(lively, what, after_a_decode):
+    """Before, most of these were left out without a word, the more so once a decoder was stored."""
+    change, message = BEYOND[what]
+    network = copy.deepcopy(lively.network)
+    if after_a_decode:
+        plainly(network, lively.tokenizer)
+    change(network)
+    with pytest.raises(MeeError, match=message) as caught:
+        plainly(network, lively.tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_module_does_to_its_own_weight_is_followed(lively):
+    """Before, a second pruning after a decode changed nothing: masks are buffers, and no parameters."""
+    from torch.nn.utils import parametrizations, prune
+
+    model = copy.copy(lively)
+    model.network = copy.deepcopy(lively.network)
+    wo = feed_forward(model.network).DenseReluDense.wo
+    found = [run(model, None)]
+
+    def changed():
+        found.append(run(model, None))
+        assert torch.equal(found[-1], own(model)) and not torch.equal(found[-1], found[-2])
+
+    for amount in (0.5, 0.9):
+        prune.ln_structured(wo, "weight", amount, n=2, dim=0)
+        changed()
+    with torch.no_grad():
+        wo.weight_orig.neg_()  # its hook makes `weight` anew
+    changed()
+    parametrizations.weight_norm(model.network.lm_head)
+    with torch.no_grad():
+        model.network.lm_head.parametrizations.weight.original1[7:].neg_()
+    changed()
+
+
+def test_what_runs_as_it_is_may_be_anything(lively):
+    """The encoder, activations and what does nothing: hooks of `output_hidden_states` stay on each layer."""
+    model = copy.copy(lively)
+    model.network = copy.deepcopy(lively.network)
+    cache = EncoderCache()
+    generate(model, INPUTS, max_new_tokens=3, encodings=cache)
+    with torch.inference_mode():
+        model.network(
+            **encode(model), decoder_input_ids=encode(model)["input_ids"], output_hidden_states=True
+        )
+    generate(model, INPUTS, max_new_tokens=3, encodings=cache)
+    model.network.encoder.block[0].register_forward_hook(lambda module, given, made: (2 * made[0], *made[1:]))
+    with pytest.raises(MeeError, match="other weights"):
+        generate(model, INPUTS, max_new_tokens=3, encodings=cache)
+    feed_forward(model.network).dropout = torch.nn.Identity()
+    feed_forward(model.network).DenseReluDense.act = torch.nn.Tanh()
+    model.network.get_decoder().probe = torch.nn.Linear(3, 3)
+    assert torch.equal(run(model, None), own(model)) and not torch.equal(own(model), own(lively))
+
+
+def test_a_decoder_without_its_first_layer_has_no_position_bias(lively):
+    """Before, an AttributeError."""
+    model = copy.copy(lively)
+    model.network = copy.deepcopy(lively.network)
+    model.network.decoder.block = model.network.decoder.block[1:]
+    assert torch.equal(run(model, None), own(model))
+
+
+def test_a_network_that_is_not_needed_any_longer_is_forgotten(lively):
+    network = copy.deepcopy(lively.network)
+    plainly(network, lively.tokenizer)
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_prefix_is_refused(lively):
+    """Before, it was left out without a word, where `transformers` goes on from it."""
+    with torch.inference_mode():
+        begun = lively.network(
+            **encode(lively), decoder_input_ids=torch.zeros(len(INPUTS), 1, dtype=torch.long)
+        ).past_key_values
+    with pytest.raises(MeeError, match="their start: leave past_key_values out, which hold tokens"):
+        run(lively, MARGIN, past_key_values=begun)
+    empty = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    assert torch.equal(run(lively, None, past_key_values=empty), run(lively, None))
+    with pytest.raises(MeeError, match="their start: leave decoder_attention_mask out"):
+        run(lively, MARGIN, decoder_attention_mask=torch.ones(len(INPUTS), 1))
+
+
+def test_autocast_is_refused(lively):
+    """Before, whatever exits ended in a RuntimeError."""
+    model = copy.copy(lively)
+    model.network = copy.deepcopy(lively.network).float()
+    for policy in (None, MARGIN):
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            pytest.raises(MeeError, match=r"^torch\.autocast is on, and"),
+        ):
+            run(model, policy)
+
+
+def test_two_calls_at_a_time_keep_their_own_start_and_end_ids(lively):
+    """Before, both wrote them into the one decoder of the network, and either could end at the other's."""
+    full = run(lively, None)
+    settings = [{"eos_token_id": int(full[0, 3])}, {"decoder_start_token_id": 7, "eos_token_id": []}]
+    expected = [run(lively, MARGIN, **each) for each in settings]
+    begun = Barrier(2)
+
+    class Together(type(MARGIN.measure)):
+        def check_model(self, model):  # the last thing before decoding
+            begun.wait(timeout=60)
+
+    policy = replace(MARGIN, measure=Together())
+    with ThreadPoolExecutor() as threads:
+        found = [threads.submit(run, lively, policy, **each) for each in settings]
+    assert all(torch.equal(each.result(), wanted) for each, wanted in zip(found, expected, strict=True))

@@ -1,14 +1,18 @@
 """Layer states, the shared readout, and loading: wrong checkpoints are refused in one line."""
 
+import copy
 import json
 import logging
 
 import pytest
 import torch
+import transformers
 from conftest import FAMILIES, build_network
+from safetensors.torch import load_file, save_file
 
 from mee_utils import MeeError, load_model
 from mee_utils.models.checkpoints import load_tokenizer
+from mee_utils.models.loading import Model
 from mee_utils.models.states import compute_logits, layer_states
 
 
@@ -198,6 +202,18 @@ def test_a_damaged_or_foreign_checkpoint_is_one_clear_line(saved, damage, messag
     assert "MeeError" not in text and "network" not in text, "an error in an error, advice on the hub"
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "_orig_mod.module."])
+def test_weights_that_were_saved_from_a_wrapper_are_named_so(saved, prefix):
+    """Before, they were missing, and the checkpoint was to be copied again."""
+    weights = load_file(saved / "model.safetensors")
+    named = {f"{prefix}{name}": weight for name, weight in weights.items()}
+    save_file(named, saved / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        MeeError, match=f'^The weights of .* have "{prefix}" before their .*save the model inside it'
+    ):
+        load_model(saved)
+
+
 def test_a_checkpoint_without_a_generation_config_is_fine(saved):
     (saved / "generation_config.json").unlink()
     assert load_model(saved).layers == 4
@@ -231,13 +247,19 @@ def test_a_file_or_a_folder_of_checkpoints_leads_to_the_checkpoint(saved):
 @pytest.mark.parametrize("saved_as", ["T5EncoderModel", "T5ForTokenClassification"])
 def test_a_model_without_its_lm_head_is_named_by_its_class(saved, saved_as, tokenizer):
     """Before, the advice was to copy the checkpoint again."""
-    import transformers
-
     config = build_network("t5", len(tokenizer)).config
     config.num_labels = 2
     getattr(transformers, saved_as)(config).save_pretrained(saved)
     with pytest.raises(MeeError, match=f"was saved as {saved_as}, and T5ForCond.*save the model with its LM"):
         load_model(saved)
+
+
+@pytest.mark.parametrize("kind", ["T5EncoderModel", "T5Model"])
+def test_a_network_without_an_lm_head_is_refused(t5, kind):
+    """Before, an AttributeError, of the one at once and of the other in decoding."""
+    network = getattr(transformers, kind)(copy.deepcopy(t5.network.config))
+    with pytest.raises(MeeError, match=f"^{kind} predicts no tokens: give one with an LM head"):
+        Model(network, t5.tokenizer, "headless")
 
 
 def test_a_misspelt_name_asks_the_hub_for_one_file(monkeypatch):

@@ -438,6 +438,14 @@ def test_a_task_without_a_generator_needs_a_source(tmp_path, monkeypatch):
     assert load_task("headlines", path).targets == ["Text."]
 
 
+def test_documents_of_spaces_alone_are_counted(tmp_path):
+    """SAMSum has an empty one, so that they are taken; before, nothing said so."""
+    rows = [{"dialogue": text, "summary": "One: more."} for text in ("A: hi", " ", "", "\n\t", "A:")]
+    task = load_task("summarization", write(tmp_path / "d.jsonl", rows, "jsonl"))
+    assert ": 5 examples, 3 of them without a text, digest" in repr(task)
+    assert "without" not in repr(task[:1]) and "1 of them without" in repr(task[:2])
+
+
 def test_scoring_needs_one_text_for_each_input():
     task = load_task("translation", limit=3)
     with pytest.raises(MeeError, match="2 texts for 3 examples"):

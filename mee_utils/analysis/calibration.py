@@ -106,7 +106,7 @@ class Calibration:
         """
         if self.threshold is None:
             return {"threshold": np.nan, "mean_loss": 0.0, "violated": False}
-        mean = float(losses[self.tested.index(self.threshold)].mean())
+        mean = float(_checked_losses(losses[self.tested.index(self.threshold)]).mean())
         return {"threshold": self.threshold, "mean_loss": mean, "violated": mean > self.delta}
 
 
@@ -163,7 +163,7 @@ def learn_then_test(
     for level, row in zip(levels, losses, strict=False):
         row = _checked_losses(row)
         examples = len(row)
-        tests.append((level, p_value(row, delta, eps), float(row.mean())))
+        tests.append((level, _checked_p_value(p_value(row, delta, eps), bound), float(row.mean())))
         if tests[-1][1] > eps:
             break
         threshold = level
@@ -184,6 +184,14 @@ def learn_then_test(
 def _find_bound(bound: str | Callable) -> Callable:
     """A p-value by its name, or the one that was given."""
     return bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
+
+
+def _checked_p_value(value: object, bound: str | Callable) -> float:
+    """What a bound returned, if it is a p-value: NaN, as of a test that has nothing to go by, is none."""
+    if not is_number(value) or value < 0:
+        named = bound if isinstance(bound, str) else getattr(bound, "__name__", shown(bound))
+        raise MeeError(f"bound={named} returned {shown(value)}: a p-value is a number from 0 to 1.")
+    return float(value)
 
 
 def _checked_losses(row) -> np.ndarray:

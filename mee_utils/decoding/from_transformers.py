@@ -73,10 +73,10 @@ def decode_with_exits(
     _check_settings(generation_config, logits_processor, stopping_criteria)
     _check_policy(exit_policy)
     _check_prompt(input_ids, inputs_tensor)
+    _check_prefix(prepared)
     decoder = decoder_of(model)
-    decoder.start = checked_start(int(input_ids[0, 0]), decoder.config.vocab_size)
+    start = checked_start(int(input_ids[0, 0]), decoder.config.vocab_size)
     longest, ends = _stops(stopping_criteria)
-    decoder.ends = end_ids(ends or None, decoder.config.vocab_size)
     folder = Path(model.name_or_path) if model.name_or_path else None  # a network may come from no folder
     wrapped = Model(model, None, model.name_or_path, recorded_exit_layer(folder))
     bound = bind_policy(exit_policy, decoder, wrapped.min_exit_layer)
@@ -92,6 +92,7 @@ def decode_with_exits(
         max_new_tokens=longest - input_ids.shape[1],
         sequence=np.arange(len(inputs_tensor)),
         encoded=prepared["encoder_outputs"][0],
+        start_and_ends=(start, end_ids(ends or None, decoder.config.vocab_size)),
     )
     return _as_transformers(outputs, input_ids, generation_config)
 
@@ -182,3 +183,13 @@ def _check_prompt(input_ids: Tensor, inputs_tensor: Tensor) -> None:
         raise MeeError("Exits decode input_ids: inputs_embeds are not supported.")
     if input_ids.shape[1] != 1 or len(set(input_ids[:, 0].tolist())) != 1:
         raise MeeError("Exits decode outputs from their start: leave decoder_input_ids out.")
+
+
+def _check_prefix(prepared: dict) -> None:
+    """Refuses a cache that holds tokens already, and a mask of such."""
+    cache = prepared.get("past_key_values")
+    parts = [getattr(cache, part, cache) for part in ("self_attention_cache", "cross_attention_cache")]
+    if cache is not None and any(part.get_seq_length() for part in parts):
+        raise MeeError("Exits decode outputs from their start: leave past_key_values out, which hold tokens.")
+    if prepared.get("decoder_attention_mask") is not None:
+        raise MeeError("Exits decode outputs from their start: leave decoder_attention_mask out.")

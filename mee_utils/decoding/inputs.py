@@ -1,6 +1,5 @@
 """Texts into decoding and out of it: checks, batches, what decodes a batch, detokenization."""
 
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -114,7 +113,7 @@ OTHER_SEARCHES = (
     "penalty_alpha",
     "prompt_lookup_num_tokens",
 )
-OTHER_RETURNS = ("num_return_sequences", "return_dict_in_generate")
+KEPT = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "use_cache")
 
 
 def check_search_settings(model: Model) -> None:
@@ -142,15 +141,13 @@ def changed_search_settings(network: nn.Module) -> list[str]:
 
 @contextmanager
 def plain_greedy_search(network: nn.Module) -> Iterator[None]:
-    """Clears the settings stored with a network that change greedy search, for as long as the block lasts.
+    """Sets aside the settings stored with a network, but for its ids, for as long as the block lasts.
 
-    `transformers` takes them from the network wherever a call says None, so that no call can clear them.
+    They change greedy search, ask for another search or for a cache of its own, and `transformers` takes them
+    from the network wherever a call says None, so that no call can clear them.
     """
     stored = network.generation_config
-    network.generation_config = copy.deepcopy(stored)
-    for name in (*SEARCH_SETTINGS, *OTHER_SEARCHES, *OTHER_RETURNS):
-        if hasattr(network.generation_config, name):
-            setattr(network.generation_config, name, None)
+    network.generation_config = type(stored)(**{name: getattr(stored, name, None) for name in KEPT})
     try:
         yield
     finally:
@@ -260,6 +257,7 @@ def decode_batch(
     max_new_tokens: int,
     sequence: np.ndarray,
     encoded: Tensor | None = None,
+    start_and_ends: tuple[int, frozenset[int]] | None = None,
 ) -> list[Output]:
     """Decodes one batch, with exits as the policy says: copied, in parallel, or verified.
 
@@ -270,11 +268,12 @@ def decode_batch(
         max_new_tokens: the longest output.
         sequence: `[row]`, indices of the inputs among all.
         encoded: the encoder's states `[row, source, d_model]`, if they are known.
+        start_and_ends: the id that outputs begin after, and those that end one, if not those of the model.
 
     Returns:
         One output a row.
     """
-    cache = decoder.begin(batch, max_new_tokens, encoded)
+    cache = decoder.begin(batch, max_new_tokens, encoded, start_and_ends)
     if bound.policy.propagation == "verify":
         return DraftDecoder(decoder, cache, bound, sequence).decode()
     return decode_tokens(decoder, cache, bound, sequence)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..common.errors import MeeError
+from ..models.plain import METHODS, check_plain, hooks_of
 from ..models.states import output_scale
 
 # `LayerwiseDecoder.compact_below` of wide and narrow models; measured at the mini shape and t5-base
@@ -107,19 +108,6 @@ class Norm:
         return (x / length).mul_(self.scaled_weight)
 
 
-def weight_of(module: nn.Module, kind: type[nn.Linear | nn.Embedding] = nn.Linear) -> Tensor:
-    """The weight of a linear layer (or an embedding) that computes nothing else than its product with it.
-
-    Raises `MeeError` for one with an adapter beside its weight (LoRA), or with quantized weights: decoding
-    here would leave them out without a word.
-    """
-    if not isinstance(module, kind) or type(module).forward is not kind.forward:
-        stands = f"A {type(module).__module__}.{type(module).__name__} stands where the model has a plain"
-        advice = "merge the adapter (model.merge_and_unload()), or load the weights without quantization"
-        raise MeeError(f"{stands} {kind.__name__}: {advice}.")
-    return module.weight
-
-
 class LayerWeights:
     """The weights of one decoder layer, projections with the same input joined.
 
@@ -131,25 +119,25 @@ class LayerWeights:
         cross = layer.layer[1].EncDecAttention
         feed_forward = layer.layer[-1].DenseReluDense
         self.norms = [Norm(sublayer.layer_norm) for sublayer in layer.layer]
-        query = weight_of(attention.q)
+        query = attention.q.weight
         inner = query.shape[0]
         # [3 * inner, d], and the two parts below are views of it
-        joined = torch.cat([query, weight_of(attention.k), weight_of(attention.v)]).detach()
+        joined = torch.cat([query, attention.k.weight, attention.v.weight]).detach()
         self.query = Linear(joined[:inner])
         self.key_value = Linear(joined[inner:])
         # all three in one product; a packed weight is a copy, and is not kept twice
         self.query_key_value = None if self.key_value.packed else Linear(joined)
-        self.out = Linear(weight_of(attention.o))
-        self.cross_query = Linear(weight_of(cross.q))
-        self.cross_key_value = Linear(torch.cat([weight_of(cross.k), weight_of(cross.v)]))
-        self.cross_out = Linear(weight_of(cross.o))
+        self.out = Linear(attention.o.weight)
+        self.cross_query = Linear(cross.q.weight)
+        self.cross_key_value = Linear(torch.cat([cross.k.weight, cross.v.weight]))
+        self.cross_out = Linear(cross.o.weight)
         self.gated = hasattr(feed_forward, "wi_0")
         if self.gated:
-            self.expand = Linear(torch.cat([weight_of(feed_forward.wi_0), weight_of(feed_forward.wi_1)]))
+            self.expand = Linear(torch.cat([feed_forward.wi_0.weight, feed_forward.wi_1.weight]))
         else:
-            self.expand = Linear(weight_of(feed_forward.wi))
-        self.contract = Linear(weight_of(feed_forward.wo))
-        relu = isinstance(feed_forward.act, nn.ReLU)
+            self.expand = Linear(feed_forward.wi.weight)
+        self.contract = Linear(feed_forward.wo.weight)
+        relu = type(feed_forward.act) is nn.ReLU
         self.activation = torch.relu if relu else feed_forward.act.forward
 
     def queries_keys_values(self, normed: Tensor) -> Tensor:
@@ -185,13 +173,22 @@ class Cache:
     """
 
     def __init__(
-        self, encoded: Tensor, mask: Tensor | None, source_ids: Tensor, layers: int, max_new_tokens: int
+        self,
+        encoded: Tensor,
+        mask: Tensor | None,
+        source_ids: Tensor,
+        layers: int,
+        max_new_tokens: int,
+        start: int = 0,
+        ends: frozenset[int] = frozenset(),
     ):
         self.batch, _, size = encoded.shape  # number of rows
         self.encoded = encoded  # [row, source, d_model]
         self.source_ids = source_ids  # [row, source], -1 at padding
         self.mask = mask  # [row, 1, 1, source], minus infinity at padding; None: there is none
         self.max_new_tokens = max_new_tokens  # of the longest output
+        self.start = start  # the id that outputs begin after
+        self.ends = ends  # those that end one
         self.position = 0  # of the present token
         self.capacity = min(max_new_tokens, FIRST_CAPACITY)  # how many positions there is room for
         # of self-attention and of cross-attention, for each layer: [2, row, head, position, d_kv]
@@ -340,13 +337,15 @@ class LayerwiseDecoder:
     """Runs the decoder of a T5, T5 v1.1, Flan-T5, mT5 or LongT5 model layer by layer.
 
     The weights of `network`, the `transformers` model in evaluation mode, are copied into layouts made for
-    decoding; after further training, make a new one. Raises `MeeError` for one in float16.
+    decoding; after further training, make a new one. Raises `MeeError` for one in float16 or of mixed types,
+    and for one that does anything beside its weights (`check_plain`).
     """
 
     def __init__(self, network: nn.Module):
+        check_plain(network)
         decoder = network.get_decoder()
         config = network.config
-        self.embedding = weight_of(decoder.embed_tokens, nn.Embedding).detach()
+        self.embedding = decoder.embed_tokens.weight.detach()
         if self.embedding.dtype == torch.float16:
             raise MeeError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
         self.config = config
@@ -361,7 +360,7 @@ class LayerwiseDecoder:
         # exited rows stay in the batch until no more than this share of it is active: taking rows out costs
         # time, in a narrow model more than running them for nothing
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
-        self._head_weight = weight_of(network.lm_head).detach()
+        self._head_weight = network.lm_head.weight.detach()
         self.head = Linear(self._head_weight)
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(FIRST_CAPACITY)
@@ -370,8 +369,21 @@ class LayerwiseDecoder:
         """The encoder's states `[batch, source, d_model]` of `input_ids` and `attention_mask`."""
         return self.encoder(**batch)[0]
 
-    def begin(self, batch: dict, max_new_tokens: int, encoded: Tensor | None = None) -> Cache:
-        """Makes the cache of a batch; encodes it first, unless the encoder's states are given."""
+    def begin(
+        self,
+        batch: dict,
+        max_new_tokens: int,
+        encoded: Tensor | None = None,
+        start_and_ends: tuple[int, frozenset[int]] | None = None,
+    ) -> Cache:
+        """Makes the cache of a batch; encodes it first, unless the encoder's states are given.
+
+        Outputs begin and end with the ids of the model, unless others are given. Raises `MeeError` within
+        `torch.autocast`, which would change the types of some of the steps here, and not of others.
+        """
+        if torch.is_autocast_enabled(self.embedding.device.type):
+            advice = "leave it, and load the model in the type to compute in, as in dtype='bfloat16'"
+            raise MeeError(f"torch.autocast is on, and exits decode in the type of the weights: {advice}.")
         if encoded is None:
             encoded = self.encode(batch)
         mask = None
@@ -379,7 +391,8 @@ class LayerwiseDecoder:
         if not bool(is_token.all()):
             mask = encoded.new_zeros(is_token.shape).masked_fill_(is_token == 0, -torch.inf)
             mask = mask[:, None, None, :]
-        return Cache(encoded, mask, source_ids_of(batch), self.layers, max_new_tokens)
+        start, ends = start_and_ends or (self.start, self.ends)
+        return Cache(encoded, mask, source_ids_of(batch), self.layers, max_new_tokens, start, ends)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids `[rows]` to the input of layer 1, `[rows, d_model]`."""
@@ -487,9 +500,9 @@ class LayerwiseDecoder:
 
         The table (`_make_relative_bias`) grows with the positions.
         """
-        if rows.key_count > self._relative_bias.shape[-1] // 2 + 1:
-            self._relative_bias = self._make_relative_bias(2 * (rows.key_count - 1))
         table = self._relative_bias
+        if rows.key_count > table.shape[-1] // 2 + 1:
+            self._relative_bias = table = self._make_relative_bias(2 * (rows.key_count - 1))
         middle = table.shape[-1] // 2
         if rows.query_positions is None:  # a view
             return table[None, :, None, middle + 1 - rows.key_count : middle + 1]
@@ -503,7 +516,10 @@ class LayerwiseDecoder:
         infinity, since no query sees a later key. A query at position 1 takes the entries 1, 2 and 3 for the
         keys 0, 1 and 2.
         """
-        bias = self._bias_module.compute_bias(1, length, self.embedding.device, length - 1)[0, :, 0].detach()
+        bias = self.embedding.new_zeros(self.heads, length)
+        if self._bias_module.has_relative_attention_bias:  # a decoder without its first layer has none
+            positions = (1, length, self.embedding.device, length - 1)
+            bias = self._bias_module.compute_bias(*positions)[0, :, 0].detach()
         return functional.pad(bias, (0, length - 1), value=-torch.inf).contiguous()
 
 
@@ -511,18 +527,33 @@ _DECODERS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def decoder_of(network: nn.Module) -> LayerwiseDecoder:
-    """The decoder of a network, made on first use, and anew after a weight was changed in place or replaced.
+    """The decoder of a network, made on first use, and anew after anything that it was made from has changed.
 
-    The encoder's weights count too, so that states which it made before belong to another decoder. What is
-    written through `weight.data` goes unnoticed, as it does in torch itself.
+    The encoder counts too, so that states which it made before belong to another decoder. What is written
+    through `weight.data` goes unnoticed, as it does in torch itself.
     """
-    weights = network.parameters()
-    state = tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)
+    state = _made_of(network)
     if network not in _DECODERS or _DECODERS[network][0] != state:
-        _DECODERS[network] = (state, LayerwiseDecoder(network))
+        # what it was made from stays in memory, so that nothing else takes its place there and seems the same
+        kept = [tensor.detach() for tensor in (*network.parameters(), *network.buffers())]
+        _DECODERS[network] = (state, LayerwiseDecoder(network), kept)
     decoder = _DECODERS[network][1]
     decoder.start, decoder.ends = start_and_end_ids(network)  # settings may have changed since
     return decoder
+
+
+def _made_of(network: nn.Module) -> list:
+    """All that a network computes with, for a comparison: modules, hooks, weights, buffers, as they are."""
+    state: list = [getattr(network.config, "scale_decoder_outputs", False)]
+    for module in network.modules():
+        own = vars(module)
+        state.append((id(module), *(id(own[method]) for method in METHODS if method in own)))
+        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            state += hooks_of(module)
+        for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if tensor is not None:
+                state.append((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version))
+    return state
 
 
 # ---- where outputs begin and end

@@ -544,8 +544,8 @@ def decode_tokens(
 ) -> list[Output]:
     """Decodes a batch token by token, rows until they end; `sequence` are the indices of its inputs."""
     token_decoder = TokenDecoder(decoder, cache, bound)
-    ends = list(decoder.ends)
-    ids = torch.full((len(sequence),), decoder.start, device=cache.encoded.device)
+    ends = list(cache.ends)
+    ids = torch.full((len(sequence),), cache.start, device=cache.encoded.device)
     rows = np.arange(len(sequence))  # rows of the batch that have not ended
     slots = rows  # where they are in the cache
     steps: list[tuple[np.ndarray, StepTokens]] = []

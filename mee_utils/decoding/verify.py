@@ -185,7 +185,7 @@ class DraftDecoder:
         self.cache = cache
         self.bound = bound
         self.deepest = max(bound.decision_layers, default=0)  # no token is drafted beyond
-        self.rows = [Row(index, slot, decoder.start) for slot, index in enumerate(sequence.tolist())]
+        self.rows = [Row(index, slot, cache.start) for slot, index in enumerate(sequence.tolist())]
 
     def decode(self) -> list[Output]:
         """Decodes all rows. Raises `MeeError` for states that are not finite."""
@@ -271,7 +271,7 @@ class DraftDecoder:
 
     def _ended(self, row: Row) -> bool:
         """Whether a row's last token, drafted or final, ends its output, or there is room for no other."""
-        return row.last in self.decoder.ends or row.position == self.cache.max_new_tokens
+        return row.last in self.cache.ends or row.position == self.cache.max_new_tokens
 
     def _drop_finished(self, going: list[Row]) -> None:
         """Finished rows leave the cache once few enough are going."""

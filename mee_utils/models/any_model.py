@@ -19,13 +19,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..common.errors import MeeError, shown
+from ..common.errors import MeeError, one_line, shown
 from .checkpoints import FAMILIES, checkpoint_config, name_of, read_checkpoint
 from .costs import DecoderSizes
 from .loading import Fingerprint, Model, load_model, weights_fingerprint
 from .states import output_scale
 
 TOLERANCE = 1e-3  # of logits, as a share of the largest: our own against the model's
+ROUNDINGS = 4  # in half precision, that many of its steps
 # what configurations call the number of layers (of an encoder-decoder first), and further sizes
 DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 LAYERS = ("num_hidden_layers", "n_layer")
@@ -38,7 +39,9 @@ ENCODER_POSITIONS = ("max_encoder_position_embeddings", *POSITIONS)
 DECODER_FEED_FORWARD = ("decoder_ffn_dim",)
 FEED_FORWARD = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "d_ff", "dff")
 EXPERT_FEED_FORWARD = ("moe_intermediate_size", *FEED_FORWARD)
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 GATES = ("gate_proj", "gate_up_proj", "wi_1")  # parts of the names of weights in gated feed-forward layers
+NOT_OF_THE_HEAD = "The logits of {} are not its LM head after its final norm: no trace of it."
 
 
 class LayerStates(NamedTuple):
@@ -76,9 +79,7 @@ class AnyModel:
         if not callable(self.tokenizer) or not hasattr(self.tokenizer, "pad_token_id"):
             raise MeeError(f"tokenizer={shown(self.tokenizer)}: give the one that belongs to {self.name}.")
         self.network.eval()
-        if self.causal and self._sees_later_tokens():
-            reads = f'{self.name} is a "{self.config.model_type}" model that reads later tokens too'
-            raise MeeError(f"{reads}, so that it writes no text: give a causal or encoder-decoder model.")
+        self._try()
 
     def __repr__(self) -> str:
         return f'AnyModel("{self.name}": {self.config.model_type}, {self.layers} layers, {self.device})'
@@ -179,12 +180,25 @@ class AnyModel:
         return named or str(getattr(self.config, "hidden_act", "")).startswith(("silu", "swi"))
 
     @torch.inference_mode()
-    def _sees_later_tokens(self) -> bool:
-        """Whether a token changes the logits of the one before it, as in BERT, which has a head too."""
+    def _try(self) -> None:
+        """Two inputs of two tokens: what cannot be traced says so now, and not after hours of decoding."""
         pairs = torch.tensor([[1, 2], [1, 3]], device=self.device)  # [row, position]
-        logits = self.network(input_ids=pairs, use_cache=False).logits[:, 0]  # [row, vocabulary]
+        inputs = {"input_ids": pairs} if self.causal else {"input_ids": pairs, "decoder_input_ids": pairs}
+        named = type(self.network).__name__
+        try:
+            logits = self.network(**inputs, use_cache=False).logits[:, 0]  # [row, vocabulary]
+        except Exception as error:  # whatever a model needs beside ids, or finds wrong with its settings
+            reason = f"does not run on token ids alone ({one_line(error)})"
+            raise MeeError(f"{named} {reason}: no trace of it.") from error
         rounding = 10 * torch.finfo(logits.dtype).eps * logits.abs().max()
-        return bool((logits[0] - logits[1]).abs().max() > rounding)
+        # whether a token changes the logits of the one before it, as in BERT, which has a head too
+        if self.causal and (logits[0] - logits[1]).abs().max() > rounding:
+            reads = f'{self.name} is a "{self.config.model_type}" model that reads later tokens too'
+            raise MeeError(f"{reads}, so that it writes no text: give a causal or encoder-decoder model.")
+        try:
+            self.run(**inputs)
+        except (AttributeError, RuntimeError, TypeError) as error:  # a head of another width, or an embedding
+            raise MeeError(NOT_OF_THE_HEAD.format(named)) from error
 
     def norm(self, states: Tensor) -> Tensor:
         """The final norm of states after any layer; the states themselves where the model has none (BART).
@@ -201,7 +215,7 @@ class AnyModel:
         if bias is not None:
             logits = logits + bias
         logits = logits * self._logit_scale
-        cap = getattr(self.config, "final_logit_softcapping", None)
+        cap = _first_setting(self.config, SOFT_CAPS)
         return torch.tanh(logits / cap) * cap if cap else logits
 
     def run(self, **inputs: Tensor) -> LayerStates:
@@ -216,15 +230,20 @@ class AnyModel:
         embedding, *after = states
         self._norm = None
         for call in normed:
-            if call.result.data_ptr() == after[-1].data_ptr() and call.result.shape == after[-1].shape:
+            if _is_same(call.result, after[-1]):
                 self._norm = call.norm
                 after[-1] = call.given
+            elif _is_same(call.given, after[-1]):  # as with `tie_last_hidden_states=False`
+                self._norm = call.norm
         named = type(self.network).__name__
-        if len({state.shape for state in after}) > 1:
-            widths = f"{after[0].shape[-1]} to {after[-1].shape[-1]}"
-            raise MeeError(f"{named} projects its last state from {widths} numbers: no trace of it.")
-        if len(after) != self.layers or not self._gives(after[-1], output.logits):
-            raise MeeError(f"The logits of {named} are not its LM head after its final norm: no trace of it.")
+        if len(after) != self.layers:
+            raise MeeError(f"{named} has {self.layers} layers and gives {len(after)} states: no trace of it.")
+        if len({state.shape for state in after}) > 1 or after[-1].dim() > 3:
+            sizes = ["x".join(map(str, state.shape[2:])) for state in (after[0], after[-1])]
+            reason = f"has several residual streams, or projects its last state (from {' to '.join(sizes)})"
+            raise MeeError(f"{named} {reason}: no trace of it.")
+        if not self._gives(after[-1], output.logits):
+            raise MeeError(NOT_OF_THE_HEAD.format(named))
         return LayerStates(embedding, after, output.logits)
 
     def _gives(self, last: Tensor, logits: Tensor) -> bool:
@@ -233,7 +252,7 @@ class AnyModel:
         A constant factor between the two is found, and taken from then on.
         """
         ours = self.logits(self.norm(last))
-        if _are_near(ours, logits):
+        if _are_near(ours, logits) or not logits.isfinite().all():  # which `trace` reports by its layer
             return True
         wide = ours.double()
         factor = float((wide * logits).sum() / wide.square().sum())
@@ -263,7 +282,13 @@ def load_any_model(
 
 def _are_near(ours: Tensor, logits: Tensor) -> bool:
     """Whether two computations of the same logits differ by rounding only."""
-    return bool((ours - logits).abs().max() <= TOLERANCE * logits.abs().max())
+    tolerance = max(TOLERANCE, ROUNDINGS * torch.finfo(logits.dtype).eps)
+    return bool((ours - logits).abs().max() <= tolerance * logits.abs().max())
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    return first.data_ptr() == second.data_ptr() and first.shape == second.shape
 
 
 def _first_setting(config, names: tuple[str, ...]) -> int | None:

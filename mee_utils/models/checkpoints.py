@@ -4,7 +4,7 @@ What cannot be used is refused in one line: adapters, code of their own, damaged
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -268,11 +268,23 @@ def _load_network(where: str, revision: str | None, config, precision: str) -> n
         if keys := sorted(report[f"{kind}_keys"]):
             reason = f"{len(keys)} tensors {problem}, such as {keys[0]}"
             _check_class(where, config, network, reason)
+            _check_prefix(where, report["missing_keys"], report["unexpected_keys"])
             raise _unreadable("weights", where, reason)
     for name, weight in network.named_parameters():
         if not weight.isfinite().all():
             raise _unreadable("weights", where, f"{name} holds NaN or infinity")
     return network
+
+
+def _check_prefix(where: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Refuses weights that were saved from within a wrapper, which puts its name before each of theirs."""
+    for name in sorted(missing):
+        for stored in sorted(unexpected):
+            if stored.endswith(f".{name}"):
+                prefix = stored.removesuffix(name)
+                wrapped = f'The weights of {where} have "{prefix}" before their names, as of a wrapper'
+                inside = "save the model inside it (DistributedDataParallel: model.module.save_pretrained)"
+                raise MeeError(f"{wrapped}: {inside}.")
 
 
 def _class_with_head(where: str, config):

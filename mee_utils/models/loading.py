@@ -46,6 +46,8 @@ class Model:
         if family not in FAMILIES:
             advice = f"give one of the T5 family ({', '.join(FAMILIES)}); AnyModel takes others, for traces"
             raise MeeError(f'The network of {self.name} is a "{family}": {advice}.')
+        if self.network.get_output_embeddings() is None:
+            raise MeeError(f"{type(self.network).__name__} predicts no tokens: give one with an LM head.")
         if self.min_exit_layer is None:
             self.min_exit_layer = max(1, self.layers // 2)
         layer = self.min_exit_layer

@@ -51,6 +51,9 @@ class Task:
 
     def __repr__(self) -> str:
         parts = [f"{len(self)} examples"]
+        # nothing behind "summarize:", as in one document of SAMSum
+        if blank := sum(not prompt.split(":", 1)[-1].strip() for prompt in self.inputs):
+            parts.append(f"{blank} of them without a text")
         if self.skipped:
             parts.append(f"{self.skipped} unanswerable questions left out")
         if self.kind.metric == "bleu" and (tokenizer := bleu_tokenizer(self.language)) != STANDARD_TOKENIZER:

@@ -21,8 +21,6 @@ from ..decoding.inputs import (
 )
 from ..models.any_model import AnyModel
 
-TRIED = 8  # tokens of the first, short pass
-
 
 class TokenStates(NamedTuple):
     """One pass at full depth along outputs: all their tokens, output by output."""
@@ -61,7 +59,6 @@ class AnyPasses:
         It is plain greedy search: a repetition penalty or forced ids, as are stored with most BARTs, would
         write tokens that the last layer does not predict. A warning names such settings.
         """
-        self._try(texts)
         if changed := changed_search_settings(self.network):
             plain = f"{self.model.name} is traced along plain greedy search, without what is stored with it"
             warnings.warn(f"{plain}: {', '.join(changed)}.", stacklevel=5)
@@ -70,9 +67,12 @@ class AnyPasses:
             padded = self._padded(inputs, self.model.source_positions, left=self.model.causal)
             given = padded["input_ids"].shape[1]
             self._check_positions(given + longest - 1 if self.model.causal else longest, self.model.positions)
-            settings = {"max_new_tokens": longest, "do_sample": False, "num_beams": 1}
+            if not self.model.causal:
+                padded["decoder_start_token_id"] = self._start()
             with plain_greedy_search(self.network):
-                generated = self.network.generate(**padded, **settings, pad_token_id=self.padding)
+                generated = self.network.generate(
+                    **padded, max_new_tokens=longest, do_sample=False, num_beams=1, pad_token_id=self.padding
+                )
             # the prompt of a causal model, or the start token, comes first
             new = generated[:, given if self.model.causal else 1 :].tolist()
             for index, ids in zip(indices, new, strict=True):
@@ -120,15 +120,10 @@ class AnyPasses:
             raise MeeError(f"{sizes}: it belongs to another model, or {added}.")
         return ids
 
-    def _try(self, texts: list[str]) -> None:
-        """One pass over a few tokens: what cannot be traced says so before hours of decoding."""
-        shortest = min(self._input_ids(texts), key=len)
-        self.states([shortest[:TRIED]], [np.zeros(1, dtype=np.int64)])
-
     def _start(self) -> int:
-        """The id that outputs of an encoder-decoder begin after."""
-        for settings in (self.network.generation_config, self.network.config, self.model.config):
-            for name in ("decoder_start_token_id", "bos_token_id"):
+        """The id that outputs of an encoder-decoder begin after, as `start_and_end_ids` has it for a T5."""
+        for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+            for settings in (self.network.generation_config, self.network.config):
                 start = getattr(settings, name, None)
                 if start is not None:
                     return start
