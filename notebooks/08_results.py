@@ -44,7 +44,6 @@ from mee_utils.companion import (
     verdicts,
 )
 from mee_utils.companion.chapters.answer import cheapest, guarantees, mees_question, published, speed
-from mee_utils.companion.numbers import save_numbers
 from mee_utils.companion.prose import conclude, listed
 from mee_utils.companion.published_numbers import beside_main_figure, published_main_figure
 from mee_utils.companion.published_setting import EXACT, first_exit_layers, wanted_timings
@@ -358,5 +357,4 @@ conclude(
 # **Next:** [09](09_thresholds.ipynb) and [10](10_confidence.ipynb), what else the survey says.
 
 # %% tags=["hide-input"]
-save_numbers(experiment.run)
 experiment.finish()
