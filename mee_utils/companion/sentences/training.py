@@ -13,7 +13,10 @@ def sentences(real):
     after = curves[curves.step == steps.transform("max")].pivot(
         index="model", columns="layer", values="cross_entropy"
     )
-    calm, vanilla, free, late = (after.loc[name] for name in ("calm", "vanilla", "free", "late_weighted"))
+    calm = after.loc["calm"]
+    vanilla = after.loc["vanilla"]
+    free = after.loc["free"]
+    late = after.loc["late_weighted"]
     yield "the layers end in order of depth", calm.diff().max() < 0.005
     yield (
         "layer 1 goes from 15 to 5 nats, where the last layer has 2",
@@ -49,7 +52,8 @@ def sentences(real):
     yield "it is 30 to 63 %", (math.floor(hard.min()), round(hard.max())) == (30, 63)
 
     runs = real("../small/90_training/ablations").set_index(["answer", "run"])
-    sentence, word = runs.loc["in a sentence"], runs.loc["in one word"]
+    sentence = runs.loc["in a sentence"]
+    word = runs.loc["in one word"]
     yield (
         "about half as many questions are answered right in a sentence",
         0.5 < sentence.share.flat_start / sentence.share.recipe < 0.6,
