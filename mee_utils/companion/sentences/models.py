@@ -20,7 +20,7 @@ def of_objectives(real):
     steps = read_json(ROOT / "mee_utils/checkpoints/real/calm/manifest.json")["steps"]
     yield (
         "in 1,000 steps CALM's first layer is drawn only about 15 times",
-        steps == 1000 and round(steps * calm[1] / calm[:11].sum()) == 15,
+        steps == 1000 and round(steps * calm[1] / calm.loc[:11].sum()) == 15,
     )
 
 
