@@ -5,6 +5,13 @@ from ...common.files import ROOT, read_json
 
 def sentences(real):
     """Each sentence with whether it is true of the stored tables."""
+    yield from of_objectives(real)
+    yield from of_scores(real)
+    yield from of_seeds(real)
+
+
+def of_objectives(real):
+    """What CALM weighs, and how often it draws a layer."""
     calm = real("00_models/objectives").query("model == 'calm'").set_index("layer").weight
     yield (
         "CALM gives the first layer 1 % of the loss and the last layer 15 %.",
@@ -13,9 +20,12 @@ def sentences(real):
     steps = read_json(ROOT / "mee_utils/checkpoints/real/calm/manifest.json")["steps"]
     yield (
         "in 1,000 steps CALM's first layer is drawn only about 15 times",
-        steps == 1000 and round(steps * calm[1] / calm[:11].sum()) == 15,
+        steps == 1000 and round(steps * calm[1] / calm.loc[:11].sum()) == 15,
     )
 
+
+def of_scores(real):
+    """Models beside baselines, each other and published scores."""
     scores = real("00_models/scores")
     trained = scores[(scores.kind == "model") & (scores.system != "pretrained")]
     corpus = trained.pivot(index=["task", "metric"], columns="system", values="corpus_score")
@@ -46,6 +56,9 @@ def sentences(real):
     weighted = published.ours_as_published - published.score
     yield "(`ours_as_published`) our outputs are within 1 point", abs(weighted.rougeL) < 1
 
+
+def of_seeds(real):
+    """Objectives beside seeds, and what they cost at full depth."""
     spread = real("00_models/seed_spread").set_index(["measure", "task", "model"])
     mean = spread["mean"].unstack("model")
     apart = (mean.vanilla - mean.calm).abs()

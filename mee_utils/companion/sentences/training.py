@@ -13,7 +13,10 @@ def sentences(real):
     after = curves[curves.step == steps.transform("max")].pivot(
         index="model", columns="layer", values="cross_entropy"
     )
-    calm, vanilla, free, late = (after.loc[name] for name in ("calm", "vanilla", "free", "late_weighted"))
+    calm = after.loc["calm"]
+    vanilla = after.loc["vanilla"]
+    free = after.loc["free"]
+    late = after.loc["late_weighted"]
     yield "the layers end in order of depth", calm.diff().max() < 0.005
     yield (
         "layer 1 goes from 15 to 5 nats, where the last layer has 2",
@@ -23,19 +26,22 @@ def sentences(real):
     share = (before.loc["calm", 1] - at_300) / (before.loc["calm", 1] - calm[1])
     yield "Most of that happens in the first 300 steps", share > 0.8
     weights = real("00_models/objectives").pivot(index="layer", columns="model", values="weight")
-    drawn = 300 * weights.calm[1] / weights.calm[:11].sum()
+    drawn = 300 * weights.calm[1] / weights.calm.loc[:11].sum()
     yield "in which layer 1 was drawn about five times", 4 < drawn < 5.5
     yield (
         "Layer 1 of FREE falls to 6 nats with no loss of its own",
         round(free[1]) == 6 and weights.free[1] == 0,
     )
-    fall = 1 - (vanilla / before.loc["vanilla"])[3:]
+    fall = 1 - (vanilla / before.loc["vanilla"]).loc[4:]
     yield ("layers 4 to 12 fall by 3 to 5 %", (round(100 * fall.min()), round(100 * fall.max())) == (3, 5))
     yield "Layer 1 ends at 15 nats, far worse than a uniform guess", vanilla[1] > 14.5 > math.log(4000)
-    yield "FREE's layers 5 to 8, which have no loss, end above its exit, layer 4", (free[4:8] > free[4]).all()
+    yield (
+        "FREE's layers 5 to 8, which have no loss, end above its exit, layer 4",
+        (free.loc[5:8] > free[4]).all(),
+    )
     yield (
         "the first four layers, which have none either, end behind all others",
-        late[:4].min() > late[4:].max() and (weights.late_weighted[:4] == 0).all(),
+        late.loc[:4].min() > late.loc[5:].max() and (weights.late_weighted.loc[:4] == 0).all(),
     )
     yield "vanilla ends at 1.92 nats and CALM at 2.02", f"{vanilla[12]:.2f} {calm[12]:.2f}" == "1.92 2.02"
 
@@ -49,7 +55,8 @@ def sentences(real):
     yield "it is 30 to 63 %", (math.floor(hard.min()), round(hard.max())) == (30, 63)
 
     runs = real("../small/90_training/ablations").set_index(["answer", "run"])
-    sentence, word = runs.loc["in a sentence"], runs.loc["in one word"]
+    sentence = runs.loc["in a sentence"]
+    word = runs.loc["in one word"]
     yield (
         "about half as many questions are answered right in a sentence",
         0.5 < sentence.share.flat_start / sentence.share.recipe < 0.6,
