@@ -317,22 +317,6 @@ def test_the_quality_that_05_asks_for_is_the_profiles_in_its_table_and_its_text(
         assert capsys.readouterr().out.startswith(f"keep {quality:.0%} of the score")
 
 
-def test_of_each_rule_the_setting_that_ranks_first_stands_for_it():
-    kept = pd.DataFrame(
-        {
-            "task": "translation",
-            "rule": ["three_hidden", "three_hidden", "softmax_margin"],
-            "threshold": [0.9, 0.5, 0.8],
-            "flops_share": [0.8, 0.9, 0.7],
-            "verdict": "keeps it",
-        }
-    )
-    times = kept.assign(batch=1, speed=[1.2, 1.4, 1.1], lowest=[1.1, 1.3, 1.0], highest=[1.3, 1.5, 1.2])
-    times["ranked"] = times["samples_speed"] = times.speed
-    answer = verdicts.fastest(times)
-    assert list(answer.threshold) == [0.5, 0.8]
-
-
 @pytest.mark.parametrize(
     ("rule", "threshold", "expected"),
     [

@@ -30,8 +30,8 @@ from . import verdicts
 from .catalogue import MAIN_MODEL, PRUNED_SIZES, Rule
 from .experiment import Experiment
 from .figures import label
-from .headline import QUALITY
 from .jobs import Job
+from .kinds import QUALITY
 from .measure import RuleDecoder
 from .profiles import Profile, load_profile
 from .report_tables import markdown
