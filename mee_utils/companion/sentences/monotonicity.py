@@ -11,7 +11,9 @@ def sentences(real):
 
 def _settled(real):
     stable = real("01_monotonicity/figure_1_settled").set_index(["model", "task", "layer"]).share.unstack()
-    after_2, after_4, after_6 = (stable[layer].unstack("task") for layer in (2, 4, 6))
+    after_2 = stable[2].unstack("task")
+    after_4 = stable[4].unstack("task")
+    after_6 = stable[6].unstack("task")
     calm, vanilla = after_4.loc["calm"], after_4.loc["vanilla"]
     yield (
         "70 to 93 % of CALM's predictions are final, and 21 to 30 % of vanilla's",
