@@ -72,7 +72,7 @@ def test_every_notebook_takes_the_parameters_of_the_papers_profiles(name):
     for source, given in profile.notebooks.items():
         declared = notebook_files.declared_parameters(notebook_files.read_source(source))
         parameters.check_parameters(given, declared)
-    without_parameters = {"08_results"} & set(profile.run_notebooks)  # it runs no model
+    without_parameters = {"08_results", "90_training"} & set(profile.run_notebooks)  # they run no model
     assert {*profile.notebooks, *without_parameters} == set(profile.run_notebooks)
 
 
@@ -213,20 +213,19 @@ def test_what_a_profile_leaves_out_is_said_in_a_sentence():
     assert said["90_training"] == "left out: no model is trained" and said["03_pruning"] == "missing"
 
 
-def test_a_notebook_says_whose_results_it_shows_where_there_is_no_calm(tmp_path, monkeypatch):
+def test_a_notebook_says_whose_text_it_has_and_whose_results_it_shows(tmp_path, monkeypatch, capsys):
     from mee_utils.companion import experiment
 
-    said = []
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    monkeypatch.setattr(experiment, "conclude", said.append)
     variables = notebook_files.declared_parameters(notebook_files.read_source("03_pruning"))
-    assert experiment.Experiment.of_notebook("03_pruning", variables).main == "calm" and said == []
+    assert experiment.Experiment.of_notebook("03_pruning", variables).main == "calm"
+    assert capsys.readouterr().out == (
+        "The text speaks of profile real, figures and numbers are those of profile small.\n"
+    )
     monkeypatch.setattr(experiment, "MAIN_MODEL", "another")
     last = experiment.Experiment.of_notebook("03_pruning", variables).main
     assert last == list(load_profile("small").training.backbones)[-1]
-    assert said[0].startswith(
-        'Profile "small" has no model of CALM\'s objective: where the text speaks of CALM'
-    )
+    assert "Where the text speaks of CALM, profile small shows" in capsys.readouterr().out
 
 
 def test_a_model_with_a_checkpoint_a_task_asks_for_the_task():
