@@ -182,7 +182,9 @@ def test_what_papermill_injects_is_checked(sources, monkeypatch, given, message)
             parameters.check_injected(NAME)
 
 
-@pytest.mark.parametrize("name", [name for name in notebook_files.notebook_names() if name[:2] not in ("08", "90")])
+@pytest.mark.parametrize(
+    "name", [name for name in notebook_files.notebook_names() if name[:2] not in ("08", "90")]
+)
 def test_too_few_examples_are_refused_before_anything_runs(name):
     """Before, `limit=1` was a KeyError in 02, a ValueError in 03 and 04, "no inputs" in 07."""
     declared = notebook_files.declared_parameters(notebook_files.read_source(name))

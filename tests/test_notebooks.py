@@ -84,7 +84,8 @@ def test_a_notebook_begins_with_its_question_and_its_parameters(name):
     assert parameters["profile"] == "small" and parameters["data"] == ""
     assert source.cells[0].cell_type == "markdown" and "Question" in source.cells[0].source
     tagged = next(c for c in source.cells if "parameters" in c.metadata.get("tags", []))
-    assert all("#" in line for line in tagged.source.splitlines())
+    assigned = [line for line in tagged.source.splitlines() if "=" in line and not line.endswith("(")]
+    assert assigned and all("#" in line for line in assigned)
     cells = [cell.source for cell in source.cells if cell.cell_type == "code"]
     assert sum(f'Experiment.of_notebook("{name}", globals())' in cell for cell in cells) == 1
     assert cells[-1] == "experiment.finish()"
@@ -93,7 +94,12 @@ def test_a_notebook_begins_with_its_question_and_its_parameters(name):
 def test_cells_are_plain_code():
     """No named lambdas, `dict(...)` or `zip` of unequal lengths, nothing undefined, formatted."""
     files = [*sorted(str(path) for path in FOLDERS[0].glob("*.py")), str(FOLDERS[0] / "site")]
-    rules = ["--select", "F,B,C4,C901,E731,I,RUF005,SIM,UP"]
+    rules = [
+        "--select",
+        "F,B,C4,C901,E731,I,RUF005,SIM,UP",
+        "--ignore",
+        "B007",
+    ]  # a query names its loop variable
     for arguments in (["check", *rules, *files], ["format", "--check", *files]):
         command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--quiet"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
