@@ -1,7 +1,11 @@
 """Folders of the checkout, and files that appear only when they are complete."""
 
+import errno
 import json
 import os
+import platform
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,20 +45,33 @@ def check_file(name: str, path: object, example: str) -> Path:
     return Path(path)
 
 
+def machine() -> str:
+    """The name of this machine, as part of a file's."""
+    return re.sub(r"\W", "_", platform.node())[:40]
+
+
 @contextmanager
 def complete_file(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; it becomes `path` when the block ends without an error.
 
-    A `MeeError` says that the folder cannot be written to, or the disk is full; nothing half stays.
+    Of two that write one file at the same time the later one's is kept, whole. Where `path` is a link, what
+    it points to is written, and the link stays.
+
+    A `MeeError` says that the folder cannot be written to, that the disk is full, or that something is there
+    which is no file, such as a folder or a device; nothing half stays.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    unique = f"{secrets.token_hex(4)}.{machine()}.{os.getpid()}"  # `companion.folders` sees whose it was
+    partial = target.with_name(f".{target.stem[:40]}.{unique}.partial{target.suffix}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_symlink() or (target.exists() and not target.is_file()):  # links in a circle
+            raise OSError(errno.EINVAL, "it is no plain file", str(partial))
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield partial
-        os.replace(partial, path)
+        os.replace(partial, target)
     except Exception as error:
-        paths = (None, str(partial), *map(str, partial.parents))
+        paths = (None, str(target), str(partial), *map(str, partial.parents))
         concerns_this_file = isinstance(error, OSError) and error.filename in paths
         disk_is_full = "No space left" in str(error)  # safetensors and torch have errors of their own for it
         if isinstance(error, MeeError) or not (concerns_this_file or disk_is_full):
@@ -64,3 +81,14 @@ def complete_file(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+class _Tried(Exception):
+    """Ends the attempt of `check_writable`."""
+
+
+def check_writable(path: Path) -> None:
+    """Refuses in one line, before hours of work, what `complete_file` could not write; leaves nothing."""
+    with suppress(_Tried), complete_file(path) as partial:
+        partial.touch()
+        raise _Tried
