@@ -17,18 +17,19 @@ import pydantic
 import yaml
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
 
-from ..common.errors import LARGEST_SEED, MeeError, check_choice, nearest, one_line
+from ..common.errors import LARGEST_SEED, MeeError, check_choice, nearest, one_line, shown
 from ..common.files import ROOT
 from ..tasks import TASKS
 from ..tasks.loading import checked_languages
 from ..tasks.synthetic.questions import LESSONS
+from .notebook_files import notebook_names
 
-NOTEBOOKS = ROOT / "notebooks"
-FOLDER = NOTEBOOKS / "profiles"
+FOLDER = ROOT / "notebooks" / "profiles"
 # where `make data` puts corpora, and where they are read if DATA is not given
 FETCHED = Path(os.environ.get("MEE_DATA") or ROOT / "data")
 IN_DATA = "{data}"  # in a source: the DATA folder
 ENDINGS = (".yaml", ".yml")
+SPECIAL = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")  # keys that YAML makes something else of
 RESERVED = ("bench", "build")  # folders of results that belong to no profile
 # tags of pydantic for the kinds of models; `first_mistake` takes them out of messages
 READY = "[ready]"
@@ -545,14 +546,9 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def notebook_names() -> list[str]:
-    """The notebooks of the repository, in order."""
-    return sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.py"))
-
-
 def is_file_name(profile: str | Path) -> bool:
     """Whether a profile is given as a YAML file, and not by its name."""
-    return str(profile).endswith(ENDINGS)
+    return str(profile).lower().endswith(ENDINGS)
 
 
 def profile_name(profile: str | Path) -> str:
@@ -603,26 +599,55 @@ def fetched_folder() -> str | None:
     return str(FETCHED) if FETCHED.is_dir() else None
 
 
-class _OneOfAKey(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would keep the last."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f'the key "{key}" is there twice, line {node.start_mark.line + 1} on')
-        return super().construct_mapping(node, deep)
-
-
 def _read_mapping(path: Path) -> dict:
+    """What a file holds, as `yaml.safe_load` reads it; a mistake is one line with the file and the key."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_OneOfAKey)
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        document = loader.get_single_node()
+        _check_node(loader, document, "", set())
+        content = loader.construct_document(document) if document else None
+    except RecursionError as error:
+        raise MeeError(f"{path} has lists or mappings nested too deeply to be a profile.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise MeeError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
+    except MeeError as error:
+        raise MeeError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         holds = "is empty" if content is None else f"holds a {type(content).__name__}"
         raise MeeError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
     return content
+
+
+def _check_node(loader: yaml.SafeLoader, node: yaml.Node | None, where: str, seen: set[yaml.Node]) -> None:
+    """Refuses values that YAML can make nothing of, and keys twice, of which it would keep the last.
+
+    Nodes are what a file holds before mappings are merged; of an alias there is one that was `seen` before.
+    """
+    if node is None or node in seen:
+        return
+    seen.add(node)
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(loader, node, where)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            _check_node(loader, value, f"{where[:-2]}.{number}: ", seen)
+    else:
+        keys = [key.value for key, _ in node.value]
+        for key, value in node.value:
+            if keys.count(key.value) > 1:
+                twice = f'the key "{key.value}" is there twice, line {node.start_mark.line + 1} on'
+                raise MeeError(f"{where}{twice}.")
+            if key.tag not in SPECIAL:
+                _check_node(loader, key, where, seen)
+            _check_node(loader, value, f"{where[:-2]}.{key.value}: ".removeprefix("."), seen)
+
+
+def _check_scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode, where: str) -> None:
+    try:
+        loader.construct_object(node)
+    except Exception as error:  # what int, float and date raise, and KeyError for a bool
+        said = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]} that YAML can read"
+        raise MeeError(f"{where}{said}; put a text in quotes.") from error
 
 
 def _check_name(name: str, path: Path) -> None:
