@@ -40,7 +40,7 @@ def planned(clone, target, triggers=pipeline.BY_RECORDS):
     done = clone.python(*command)
     assert done.returncode == 0, done.stderr[-3000:]
     outputs = [path for line in re.findall(r"output: (.*)", done.stdout) for path in line.split(", ")]
-    assert all(path.startswith(str(build / "records")) for path in outputs), outputs
+    assert all(path.startswith("records/") for path in outputs), outputs
     return sorted(re.findall(r"rule model:.*?wildcards: model=(\w+)", done.stdout, re.DOTALL))
 
 

@@ -15,9 +15,10 @@ from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .digests import digest_of, file_digest
-from .notebook_files import SOURCES, notebook_names
+from .notebook_files import notebook_names
 from .profiles import profile_name
 from .results import READ, output_root
+from .statements import NOTEBOOKS
 
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks
 MEASURED = "measured"
@@ -255,10 +256,7 @@ def claims_of(profile: str) -> tuple[pd.DataFrame, list[str]]:
     """
     tables = {}
     missing = []
-    for name in notebook_names():
-        source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
-        if '"claims")' not in source or name.startswith("08"):
-            continue
+    for name in [name for name in NOTEBOOKS if name in notebook_names() and name != "08_results"]:
         if _stored(profile, name, "claims.csv", needed=False):
             tables[name] = read_table(profile, name, "claims")
         else:

@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from ..common.errors import MeeError
 from ..common.files import ROOT, build_root, complete_file, read_json
 from . import figures
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
+from .folders import locked, own_folder
 from .parameters import injected_parameters
 
 DECIMALS = 4
@@ -148,14 +148,14 @@ class Run:
 def staged(folder: Path) -> Iterator[Path]:
     """Yields an empty folder; without an error it takes the place of `folder`: of two in turn the later."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    suffix = f".{os.getpid()}.partial"
-    with tempfile.TemporaryDirectory(suffix, f".{folder.name}.", folder.parent) as temporary:
-        new = Path(temporary) / folder.name
+    with own_folder(folder.parent, f".{folder.name}.") as temporary:
+        new = temporary / folder.name
         new.mkdir()
         yield new
-        with suppress(FileNotFoundError):
-            folder.rename(Path(temporary) / "old")
-        new.rename(folder)
+        with locked(folder.parent):  # two may end at the same time
+            with suppress(FileNotFoundError):
+                folder.rename(temporary / "old")
+            new.rename(folder)
 
 
 def png(figure) -> bytes:
