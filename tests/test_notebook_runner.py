@@ -241,7 +241,7 @@ table"""
 def test_what_a_user_has_set_up_changes_no_stored_byte(sources, tmp_path, monkeypatch):
     """Before, MPLBACKEND=agg gave a notebook without pictures, and the kernel ran the code of another clone.
 
-    A profile of IPython rounded tables and drew SVG, a matplotlibrc made figures green: all with exit status 0.
+    A profile of IPython rounded tables and drew SVG, a matplotlibrc made figures green; nothing was said.
     """
     folder = sources(DRAWS)
 

@@ -28,12 +28,19 @@ def read_yaml(name: str | Path):
     return yaml.safe_load((PACKAGE / name).read_text(encoding="utf-8"))
 
 
-def read_json(path: Path):
-    """What a JSON file of ours holds; one line if it is damaged, as by the conflict marks of a merge."""
+def read_json(path: Path, *needed: str) -> dict:
+    """What a JSON file of ours holds: an object in which the keys that are `needed` have objects.
+
+    A `MeeError` says that it is damaged, as by the conflict marks of a merge.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise MeeError(f"{path} is no JSON ({one_line(error)}): restore it from version control.") from error
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in needed):
+        expected = f"an object with {', '.join(needed)}" if needed else "an object"
+        raise MeeError(f"{path} holds {shown(content)}, not {expected}: restore it from version control.")
+    return content
 
 
 def check_file(name: str, path: object, example: str) -> Path:

@@ -32,6 +32,7 @@ DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
 DIGEST = "application/x-mee-digest"  # the type of an output that holds a line with a hash: shown nowhere
 DRAWING = "a drawing"  # what is noted of it
+DIGESTS = ("inputs", "code", "files")  # parts of a manifest: name -> digest
 STAGED = "MEE_STAGED"  # "notebook=folder" that collects a strict run's results; set for its kernel alone
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib", "seaborn")
 READ: dict[str, str] = {}  # stored results that the run that began last has read: name -> digest ("": none)
@@ -49,8 +50,20 @@ def trial_folder(profile: str, notebook: str, parameters: dict) -> Path:
 
 def stored_seconds(profile: str) -> dict[str, float]:
     """How long the notebooks took whose results are stored."""
-    paths = (output_root() / profile).glob("[0-9]*/manifest.json")
-    return {path.parent.name: read_json(path)["seconds"] for path in paths}
+    seconds = {}
+    for path in (output_root() / profile).glob("[0-9]*/manifest.json"):
+        with suppress(MeeError, KeyError):  # `make status` says that it cannot be read
+            seconds[path.parent.name] = manifest_of(path)["seconds"]
+    return seconds
+
+
+def manifest_of(path: Path) -> dict:
+    """The manifest of stored results, as `Run.finish` writes it."""
+    content = read_json(path, "parameters", *DIGESTS)
+    for name, digest in [pair for part in DIGESTS for pair in content[part].items()]:
+        if not isinstance(digest, str):
+            raise MeeError(f"{path} has no digest of {name}: restore it from version control.")
+    return content
 
 
 class Run:
