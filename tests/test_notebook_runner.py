@@ -28,7 +28,7 @@ NAME = "90_trial"
 SOURCE = """# %% [markdown]
 # # A notebook
 
-# %% tags=["parameters"]
+# %% needs=["traces", "claims"] tags=["parameters"]
 profile = "small"  # which
 data = ""  # where
 limit = 3  # how many
@@ -339,6 +339,7 @@ def test_edits_made_in_jupyterlab_are_not_lost(sources):
     carry_over(shlex.join(arguments[1:]))
     source = (notebook_files.SOURCES / f"{NAME}.py").read_text()
     assert "print('edited')" in source and source.startswith("# %% [markdown]\n# # A notebook\n")
+    assert notebook_files.declared_needs(notebook_files.read_source(NAME)) == ["traces", "claims"]
     notebook.run_notebook(NAME)  # nothing is lost any more
     sources("print('a later change of the source')")
     notebook.run_notebook(NAME)
@@ -365,6 +366,21 @@ def test_parameters_are_flat_literals(sources, cell):
     (notebook_files.SOURCES / f"{NAME}.py").write_text(f'# %% tags=["parameters"]\n{cell}\n')
     with pytest.raises(MeeError, match="no assignment of a literal"):
         notebook_files.declared_parameters(notebook_files.read_source(NAME))
+
+
+def test_a_notebook_says_what_it_needs(sources):
+    """Before, its text was searched: a read that moved into a function was lost without a word."""
+    sources("# experiment.classifiers( and read_measured( are words here")
+    path = notebook_files.SOURCES / f"{NAME}.py"
+    assert notebook_files.declared_needs(notebook_files.read_source(NAME)) == ["traces", "claims"]
+    before = notebook_files.source_digest(notebook_files.read_source(NAME))
+    path.write_text(path.read_text().replace('needs=["traces", "claims"] ', ""))
+    source = notebook_files.read_source(NAME)
+    assert notebook_files.declared_needs(source) == []
+    assert notebook_files.source_digest(source) == before, "so that no stored notebook is stale"
+    path.write_text(path.read_text().replace('tags=["parameters"]', 'needs=["trace"] tags=["parameters"]'))
+    with pytest.raises(MeeError, match='need of a notebook "trace": did you mean "traces"'):
+        notebook_files.declared_needs(notebook_files.read_source(NAME))
 
 
 def test_unknown_notebooks_and_assignments():

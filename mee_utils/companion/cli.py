@@ -43,7 +43,7 @@ def reproduce(options) -> str:
 
 
 def measure(options) -> str:
-    """Decodes every rule at searched thresholds; stores what 03, 05, 06 and 08 are drawn from."""
+    """Decodes every rule at searched thresholds; stores what 05, 06, 08 and 09 are drawn from."""
     return f"measured: {pipeline.measure(options.profile, options.data, options.cores, options.force)}"
 
 

@@ -62,7 +62,7 @@ def declared_parameters(notebook) -> dict:
 def declared_needs(notebook) -> list[str]:
     """What of `NEEDS` is made before a notebook runs, as the line above its parameters says.
 
-    # %% tags=["parameters"] needs=["traces", "measured"]
+    # %% needs=["traces", "measured"] tags=["parameters"]
     """
     needs = _parameters_cell(notebook).metadata.get("needs", [])
     for need in needs:
