@@ -49,6 +49,13 @@ LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the co
 # parts of a profile that matter to one notebook, or to none
 OF_NOTEBOOKS = {"notebooks", "left_out", "ablations", "rivals"}
 
+SETTINGS_OF = {  # which `results` of a profile a measurement is made with; any other with all of them
+    "published_bugs": {"bug_examples", "max_new_tokens", "batch_size"},
+    "learning": {"learning_tokens", "examples"},
+    "learned_from": {"examples", "max_new_tokens", "min_layer", "top_k"},
+}
+MADE_BY = {"published_bugs": "companion/published_bugs.py", "learning": None, "learned_from": None}
+
 
 def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The sources that differ between a record and now."""
@@ -117,24 +124,16 @@ def _classifier_digests(profile: Profile, model: str) -> dict[str, str]:
 
 def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
     """Measurements take hours, so a change of code does not make them stale; `make status` reports it."""
-    settings = profile.results
     tasks = profile.corpora if job.task == ALL else [job.task]
-    digests = _corpora(profile, tasks) | {"classifiers": digest_of(profile.classifiers.model_dump())}
-    if job.kind == "published_bugs":
-        chosen = settings.model_dump(include={"bug_examples", "max_new_tokens", "batch_size"})
-        digests["companion/published_bugs.py"] = code_digest(PACKAGE / "companion" / "published_bugs.py")
-        models = list(profile.training.backbones)
-    elif job.kind == "learning":
-        chosen = settings.model_dump(include={"learning_tokens", "examples"})
-        models = [job.model]
-    elif job.kind == "learned_from":
-        chosen = settings.model_dump(include={"examples", "max_new_tokens", "min_layer", "top_k"})
-        models = [job.model]
-    else:
-        chosen = settings.model_dump(exclude={"quality"})
-        digests["companion/rules.yaml"] = code_digest(PACKAGE / "companion" / "rules.yaml")
-        models = [job.model]
-    return digests | _weights(profile, models) | {"settings": digest_of([chosen, profile.dtype])}
+    models = profile.training.backbones if job.kind == "published_bugs" else [job.model]
+    chosen = profile.results.model_dump(include=SETTINGS_OF.get(job.kind), exclude={"quality"})
+    digests = {
+        "classifiers": digest_of(profile.classifiers.model_dump()),
+        "settings": digest_of([chosen, profile.dtype]),
+    }
+    if file := MADE_BY.get(job.kind, "companion/rules.yaml"):
+        digests[file] = code_digest(PACKAGE / file)
+    return digests | _corpora(profile, tasks) | _weights(profile, models)
 
 
 def notebook_digests(profile: Profile, name: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -407,33 +407,25 @@ class Profile(Strict):
                 )
             return self
         depth = self.training.shape.num_decoder_layers
-        for key, layer in self._exit_layers().items():
-            _check_layer(key, layer, depth - 1, depth)
-        for key, layer in self._other_layers().items():
-            _check_layer(key, layer, depth, depth)
+        for key, layer, deepest in self._named_layers(depth):
+            if isinstance(layer, int) and layer > deepest:  # what is no number is refused elsewhere
+                deep = f"{layer} is too deep for the {depth} layers of the shape; at most {deepest}"
+                raise ValueError(f"{key}: {deep}")
         return self
 
-    def _exit_layers(self) -> dict[str, object]:
-        """The layers at which tokens are to exit, by key; None where nothing is said."""
-        layers: dict[str, object] = {}
+    def _named_layers(self, depth: int) -> Iterator[tuple[str, object, int]]:
+        """Key, layer and the deepest that will do: at the last layer nothing exits, but it can be looked at."""
         for part in ("backbones", "compared"):
             for name, recipe in getattr(self.training, part).items():
-                layers[f"training.{part}.{name}.exit_layer"] = getattr(recipe, "exit_layer", None)
+                yield f"training.{part}.{name}.exit_layer", getattr(recipe, "exit_layer", None), depth - 1
         if "min_layer" in self.results.model_fields_set:  # a model that is only trained needs none that fits
-            layers["results.min_layer"] = self.results.min_layer
-        for notebook, parameters in self.notebooks.items():
-            layers[f"notebooks.{notebook}.min_layer"] = parameters.get("min_layer")
-        return layers
-
-    def _other_layers(self) -> dict[str, object]:
-        """The layers that are looked at or counted, by key; None where nothing is said."""
-        layers: dict[str, object] = {}
+            yield "results.min_layer", self.results.min_layer, depth - 1
         if self.ablations:
-            layers["ablations.layers"] = self.ablations.layers
+            yield "ablations.layers", self.ablations.layers, depth
         for notebook, parameters in self.notebooks.items():
-            for name in LAYER_PARAMETERS:
-                layers[f"notebooks.{notebook}.{name}"] = parameters.get(name)
-        return layers
+            for name in ("min_layer", *LAYER_PARAMETERS):
+                deepest = depth - (name == "min_layer")
+                yield f"notebooks.{notebook}.{name}", parameters.get(name), deepest
 
     @model_validator(mode="after")
     def _known_models_and_notebooks(self) -> Profile:
@@ -533,12 +525,6 @@ def _check_examples(key: str, stages: Iterable[Stage], valid: list[str]) -> None
         for name in stage.examples:
             if name not in valid:
                 raise ValueError(f'{key}: there are no examples of "{name}": {nearest(name, valid)}')
-
-
-def _check_layer(key: str, layer: object, deepest: int, depth: int) -> None:
-    """Refuses a layer above the `deepest` that will do; what is no number is refused elsewhere."""
-    if isinstance(layer, int) and layer > deepest:
-        raise ValueError(f"{key}: {layer} is too deep for the {depth} layers of the shape; at most {deepest}")
 
 
 def profile_names() -> list[str]:
