@@ -1,5 +1,6 @@
 # make reproduce    every notebook, figure and table of a profile        PROFILE=small|real|paper  DATA=folder  FORCE=1
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
+# make test-all     these, and what takes a browser, a package or a rehearsal, and drills of the tests themselves
 # make results      RESULTS.md, the numbers of README.md, DATA.md and the model cards, from the stored tables
 # make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet    PROFILE, DATA, PART="one decision", DEVICE=cpu
@@ -52,7 +53,7 @@ PIP = $(PYTHON) -m pip install --no-compile --quiet --disable-pip-version-check 
 UV = uv pip install --quiet --python .venv --constraint requirements.lock --editable
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce measure test rehearse explorer bench data train pin retrain status origin results site lab lock setup clean
+.PHONY: reproduce measure test test-all rehearse explorer bench data train pin retrain status origin results site lab lock setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -60,8 +61,13 @@ reproduce: $(INSTALLED)
 measure: $(INSTALLED)
 	@$(COMPANION) measure $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
 
+PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils --doctest-modules -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
 test: $(INSTALLED)
-	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils --doctest-modules -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+	@$(PYTEST) -m "not thorough"
+
+test-all: $(INSTALLED)
+	@$(PYTEST)
 
 rehearse: $(INSTALLED)
 	@PYTHONPATH=. $(PYTHON) tests/rehearsal.py --profile $(PROFILE:small=paper_published) --shape $(SHAPE)

@@ -41,7 +41,6 @@ from mee_utils.analysis.monotonicity import layer_reliability
 from mee_utils.companion import Experiment, claims
 from mee_utils.companion.catalogue import PRUNED, RULES, rule_policies
 from mee_utils.companion.chapters.pruning import closing, complete_table, decision_costs, lists, ranks
-from mee_utils.companion.numbers import save_numbers
 from mee_utils.companion.prose import conclude
 from mee_utils.companion.published_numbers import published_reductions
 from mee_utils.companion.result_tables import read_timings
@@ -363,5 +362,4 @@ conclude(closing.summary(complete, swept, costs, lost, vocabulary))
 # **Next:** [04](04_contrastive_decoding.ipynb): does contrast between layers improve the confidence itself?
 
 # %% tags=["hide-input"]
-save_numbers(experiment.run)
 experiment.finish()

@@ -44,7 +44,6 @@ from mee_utils.analysis.monotonicity import token_text
 from mee_utils.companion import Experiment, claims, figures
 from mee_utils.companion.catalogue import CONTRASTED, RULES, rule_policies
 from mee_utils.companion.chapters.contrast import as_confidence, as_decoder, costs, mechanism
-from mee_utils.companion.numbers import save_numbers
 from mee_utils.companion.prose import conclude
 from mee_utils.companion.result_tables import read_timings
 from mee_utils.models.costs import SHAPES
@@ -379,5 +378,4 @@ claims.show_judged(experiment.save_table(judged, "claims"))
 # **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.
 
 # %% tags=["hide-input"]
-save_numbers(experiment.run)
 experiment.finish()

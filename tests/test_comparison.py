@@ -94,9 +94,6 @@ def test_ranking_and_reliability_look_at_each_deciding_layer(monkeypatch):
         and ranks.roc_area.iloc[1] == 1.0
         and ranks.roc_area.iloc[0] == pytest.approx(1.0)
     )
-    table = decisions.reliability_diagram(by_hand(ExitPolicy("softmax_margin")), bins=2, rule="margin")
-    assert table["count"].sum() == 18 and list(table["count"]) == [6, 12]
-    assert table.accuracy.iloc[1] == pytest.approx(10 / 12) and table.accuracy.iloc[0] == pytest.approx(1 / 6)
 
 
 def test_the_threshold_for_a_quality_is_the_lowest_from_which_on_it_is_kept():

@@ -3,15 +3,13 @@
 import matplotlib
 import pytest
 
-from mee_utils import (
-    ExitPolicy,
-    MeeError,
+from mee_utils import ExitPolicy, MeeError, trace
+from mee_utils.companion.drawing import (
     draw_confidence,
     draw_front,
     draw_predictions,
     draw_reliability,
     draw_settled,
-    trace,
 )
 from mee_utils.exits.measures import find_measure
 

@@ -15,6 +15,7 @@ from mee_utils.analysis.comparison import decision_cost
 from mee_utils.analysis.decisions import roc_area
 from mee_utils.companion import inputs, jobs
 from mee_utils.companion.catalogue import RULES
+from mee_utils.companion.learned_from import ALL, choices_of_features
 from mee_utils.companion.profiles import Corpus, load_profile
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.token import LayerState, on_host, states_by_layer
@@ -285,3 +286,14 @@ def test_every_backbone_gets_one_and_it_is_measured_on_each():
     trained = {spec.model for spec in jobs.classifier_specs(profile) if spec.variant == "history"}
     assert trained == set(profile.training.backbones)
     assert RULES["history"].pruning == "fixed" and RULES["history"].family == "several layers"
+
+
+def test_each_group_of_features_stands_alone_and_is_left_out_once():
+    choices = dict(choices_of_features())
+    assert choices[ALL] == []
+    alone = {name: without for name, without in choices.items() if name.startswith("only")}
+    left_out = {name: without for name, without in choices.items() if name.startswith("without")}
+    assert len(alone) == len(left_out) == (len(choices) - 1) / 2
+    assert sorted(itertools.chain(*left_out.values())) == sorted(FEATURES)
+    for name, without in left_out.items():
+        assert not set(without) & set(alone[name.replace("without", "only")])

@@ -65,7 +65,7 @@ def test_the_terms_of_the_real_weights_name_what_they_were_trained_on():
 
 
 @pytest.mark.parametrize(
-    "path", ["DATA.md", *(f"mee_utils/checkpoints/{name}/README.md" for name in cards.PROFILES)]
+    "path", ["DATA.md", *(f"mee_utils/checkpoints/{name}/README.md" for name in cards.DATA)]
 )
 def test_cards_say_what_manifests_and_tables_say(path):
     assert (ROOT / path).read_text(encoding="utf-8") == cards.pages()[path], "python -m mee_utils results"

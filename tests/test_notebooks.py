@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from mee_utils.common.files import build_root
-from mee_utils.companion import cli, measure, notebook_files, numbers, pipeline
+from mee_utils.companion import cli, measure, notebook_files, pipeline
 from mee_utils.companion.inputs import is_trained, manifest
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.results import manifest_of, stored_seconds
@@ -78,18 +78,16 @@ def test_every_cell_was_executed_in_order_and_without_a_word_on_stderr(path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_notebooks_keep_their_rhythm(name):
+def test_a_notebook_begins_with_its_question_and_its_parameters(name):
     source = notebook_files.read_source(name)
     parameters = notebook_files.declared_parameters(source)
     assert parameters["profile"] == "small" and parameters["data"] == ""
     assert source.cells[0].cell_type == "markdown" and "Question" in source.cells[0].source
-    for cell in source.cells:
-        if cell.cell_type == "code":
-            assert len(cell.source.splitlines()) <= 18, cell.source[:80]
-            if "figures.facets(" in cell.source or "figures.panels(" in cell.source:
-                assert "save_figure(" in cell.source, f"a figure is one cell: {cell.source[:80]}"
     tagged = next(c for c in source.cells if "parameters" in c.metadata.get("tags", []))
     assert all("#" in line for line in tagged.source.splitlines())
+    cells = [cell.source for cell in source.cells if cell.cell_type == "code"]
+    assert sum(f'Experiment.of_notebook("{name}", globals())' in cell for cell in cells) == 1
+    assert cells[-1] == "experiment.finish()"
 
 
 def read_by(name):
@@ -124,44 +122,6 @@ def test_cells_are_plain_code():
         command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--quiet"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_takes_its_parameters_from_its_cell_and_saves_the_numbers_it_states(name):
-    cells = [cell.source for cell in notebook_files.read_source(name).cells if cell.cell_type == "code"]
-    assert sum(f'Experiment.of_notebook("{name}", globals())' in source for source in cells) == 1
-    stated = ["save_numbers(experiment.run)"] if name in numbers.STATED else []
-    assert cells[-1].splitlines() == [*stated, "experiment.finish()"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_prose_holds_no_number_of_ours(name):
-    """Decimals and percentages in markdown are the papers' or settings; ours are printed by code."""
-    for cell in notebook_files.read_source(name).cells:
-        if cell.cell_type == "markdown":
-            text = re.sub(r"arXiv \d+\.\d+", "", cell.source)
-            numbers = set(re.findall(r"\d+(?:\.\d+)? ?%|\d+\.\d+", text))
-            assert numbers <= {
-                "75 %",
-                "90 %",
-                "70 %",
-                "95 %",
-                "0.9",
-                "8.65",
-                "18.46",
-                "24 %",
-                "3 %",
-                "97 %",
-                "98 %",
-                "99 %",
-                "99.5 %",
-                "0.7",
-                "2.0",
-                "2.5 %",
-                "40 %",
-                "92.45",
-                "91.47",
-            }, numbers
 
 
 BLOCKER = """

@@ -12,11 +12,11 @@ import pytest
 
 from mee_utils import ExitPolicy, MeeError
 from mee_utils.analysis import beside_full, calibration, statistics
-from mee_utils.companion import claims, digests, freshness, results, status, verdicts
+from mee_utils.companion import claims, digests, figures, freshness, results, status, verdicts
 from mee_utils.companion import result_tables as stored
 from mee_utils.companion.catalogue import RULES
 from mee_utils.companion.inputs import weights_digest
-from mee_utils.companion.notebook_files import read_source
+from mee_utils.companion.notebook_files import declared_parameters, read_source
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.statement import NoRows, Rows, Untestable
 from mee_utils.companion.statements import statements_of
@@ -299,20 +299,22 @@ def test_where_it_is_not_certain_the_verdict_is_undecided():
     assert verdicts.keeping(found, "calm", share).set_index("rule").verdict["fixed"] == "undecided"
 
 
-def test_of_each_rule_the_setting_that_ranks_first_stands_for_it():
-    kept = pd.DataFrame(
-        {
-            "task": "translation",
-            "rule": ["three_hidden", "three_hidden", "softmax_margin"],
-            "threshold": [0.9, 0.5, 0.8],
-            "flops_share": [0.8, 0.9, 0.7],
-            "verdict": "keeps it",
-        }
-    )
-    times = kept.assign(batch=1, speed=[1.2, 1.4, 1.1], lowest=[1.1, 1.3, 1.0], highest=[1.3, 1.5, 1.2])
-    times["ranked"] = times["samples_speed"] = times.speed
-    answer = verdicts.fastest(times)
-    assert list(answer.threshold) == [0.5, 0.8]
+def test_the_quality_that_05_asks_for_is_the_profiles_in_its_table_and_its_text(capsys):
+    source = read_source("05_mee_classifiers")
+    assert declared_parameters(source)["quality"] is None
+    cells = [cell.source for cell in source.cells if cell.cell_type == "code"]
+    first = next(number for number, cell in enumerate(cells) if "keeping(stored" in cell)
+    names = {
+        **{"profile": "small", "tasks": ["translation"], "main": ["fixed"], "MAIN_MODEL": "calm"},
+        **{"read_measured": lambda *_: measured(), "keeping": verdicts.keeping, "KEEPS_IT": stored.KEEPS_IT},
+        "experiment": SimpleNamespace(save_table=lambda table, name: table),
+        **{"figures": figures, "display": lambda shown: None},
+    }
+    for quality, flops in {0.99: 0.9, 0.95: 0.7, 0.7: 0.5}.items():
+        names["quality"] = quality
+        exec("\n".join(cells[first : first + 2]), names)
+        assert names["flops"].loc["fixed", "translation"] == pytest.approx(flops, abs=1e-4)
+        assert capsys.readouterr().out.startswith(f"keep {quality:.0%} of the score")
 
 
 @pytest.mark.parametrize(

@@ -81,22 +81,6 @@ def test_of_each_kind_of_exits_the_front_remains_the_cheapest_first(stored):
     }
 
 
-def test_the_figure_draws_the_best_models_for_each_amount_of_flops(stored):
-    table = rivals.beside_exits(stored, SHALLOW)
-    figure = rivals.rivals_figure(table, rivals.at_equal_cost(table), ["translation"], 0.99)
-    (axis,) = figure.axes
-    (line,) = [line for line in axis.lines if line.get_label() == "best exit rules, any model"]
-    assert line.get_xdata().tolist() == pytest.approx([0.5, 0.6, 0.72, 0.99])
-    assert line.get_ydata().tolist() == pytest.approx([56 / 80, 64 / 80, 74 / 80, 79 / 80])
-
-
-def test_the_cheapest_exits_are_told_with_their_models(stored):
-    table = rivals.beside_exits(stored, SHALLOW)
-    said = " ".join(rivals.rivals_conclusion(table, rivals.at_equal_cost(table), 0.9))
-    assert "72% on every task (best exit rules)" in said
-    assert "These exit rules are those of FREE on every task." in said
-
-
 @pytest.mark.parametrize("shallow", [pd.DataFrame(), SHALLOW.drop(columns="kept")])
 def test_before_rivals_are_trained_exits_stand_alone(stored, shallow):
     table = rivals.beside_exits(stored, shallow)
@@ -113,44 +97,8 @@ def test_a_share_of_the_own_score_is_less_of_the_baselines(stored):
     assert without_threshold.of_vanilla.tolist() == pytest.approx([64 / 80])
 
 
-def test_at_equal_score_each_kind_has_its_cheapest_setting(stored):
+def test_of_all_models_the_front_has_the_best_for_each_amount_of_flops(stored):
     table = rivals.beside_exits(stored, SHALLOW)
-    cheapest = rivals.at_equal_score(table, 0.79).set_index("kind").setting.to_dict()
-    assert cheapest == {
-        rivals.SHALLOW: "3 layers",
-        rivals.EXITS: "bandit",
-        rivals.FIXED: "layer 11",
-        rivals.SEPARATE: "exit_heads, 0.9",
-    }
-    assert list(rivals.at_equal_score(table, 0.99).kind) == [rivals.SHALLOW], "the baseline's own depth"
-
-
-def test_at_equal_cost_exits_may_be_cheaper_but_not_dearer(stored):
-    shallow = pd.concat([SHALLOW, SHALLOW.assign(decoder_layers=[12, 6], relative_flops=[1.0, 0.7])])
-    rows = rivals.at_equal_cost(rivals.beside_exits(stored, shallow)).set_index("setting")
-    assert list(rows.index) == ["3 layers", "6 layers"], "the baseline itself is no rival"
-    assert rows.loc["3 layers", ["exits_kept", "fixed_kept"]].isna().all(), "all exits cost more"
-    assert rows.loc["6 layers"].exits_kept == pytest.approx(64 / 80), "the bandit, for 60 % of the FLOPs"
-    assert rows.loc["6 layers"].fixed_kept == pytest.approx(40 / 80)
-    assert rivals.at_equal_cost(rivals.beside_exits(stored, pd.DataFrame())).empty
-
-
-def test_the_headline_counts_where_shallow_decoders_are_ahead(stored):
-    ahead = rivals.at_equal_cost(rivals.beside_exits(stored, SHALLOW.assign(relative_flops=[1.0, 0.7])))
-    assert rivals.headline(ahead).startswith("No exits keep as much of the score as a shallow decoder")
-    behind = rivals.at_equal_cost(
-        rivals.beside_exits(stored, SHALLOW.assign(relative_flops=[1.0, 0.9], kept=[1.0, 0.85]))
-    )
-    both = rivals.headline(pd.concat([ahead, behind]))
-    assert both.startswith("In 1 of 2 cases no exits keep"), both
-    assert "shallow" not in rivals.headline(rivals.at_equal_cost(rivals.beside_exits(stored, pd.DataFrame())))
-
-
-def test_exit_heads_are_told_by_the_most_that_they_keep():
-    rows = [(rivals.SHALLOW, 0.99, 0.4), (rivals.SEPARATE, 0.8, 0.6), (rivals.SEPARATE, 0.9, 1.2)]
-    table = pd.DataFrame(rows, columns=["kind", "kept", "relative_flops"]).assign(task="translation")
-    said = " ".join(rivals.rivals_conclusion(table, pd.DataFrame(), 0.99))
-    assert "40% on every task (shallow decoder)." in said
-    assert "For fewer FLOPs than vanilla they keep at most 80.0% of its score" in said, "not 90%, for 1.2"
-    assert said.endswith("80.0% of its score, so training heads alone is not enough.")
-    assert "Exit heads" not in " ".join(rivals.rivals_conclusion(table[:1], pd.DataFrame(), 0.99))
+    front = rivals.front(table[table.kind == rivals.EXITS])
+    assert front.relative_flops.tolist() == pytest.approx([0.5, 0.6, 0.72, 0.99])
+    assert front.kept.tolist() == pytest.approx([56 / 80, 64 / 80, 74 / 80, 79 / 80])

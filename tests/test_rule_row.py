@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -111,9 +110,7 @@ def test_a_rule_of_the_study_gets_the_settings_that_it_has_there(rule, options, 
     pd.testing.assert_frame_equal(study.drop(columns="rule"), ours.drop(columns="rule"))
 
 
-def test_a_quick_look_prints_numbers_with_intervals_and_the_rows_of_the_page(
-    few, module, capsys, monkeypatch
-):
+def test_a_quick_look_prints_numbers_with_intervals_without_ranks(few, module, capsys, monkeypatch):
     """Ranks are left out: the rules of the page were measured on more examples."""
     reported = []
     report = rule_row.report
@@ -129,11 +126,6 @@ def test_a_quick_look_prints_numbers_with_intervals_and_the_rows_of_the_page(
     assert re.search(r"\d+% \(\d+% to \d+%\)", printed) and "| rank |" not in printed
     ((*given, limit),) = reported
     assert limit == 12 and re.search(r"\| rank \| \d+ of \d+ \|", report(*given, None))
-    page = (ROOT / "figures" / "results" / "rules.md").read_text(encoding="utf-8")
-    header = next(line for line in page.splitlines() if line.startswith("| rule |"))
-    assert printed.count(header) == 4, "the columns of the page"
-    rows = [line for line in printed.splitlines() if line.startswith("| my rule |")]
-    assert len(rows) == 4 and all(row.count("not measured") == 5 for row in rows)
 
 
 @pytest.mark.parametrize("name", ["Settled", "cubed", "Gap", "MinusEntropy"])
@@ -265,10 +257,3 @@ def test_a_checkpoint_is_a_file_or_the_only_one_in_a_folder(tmp_path):
     save_classifier(classifier, tmp_path / "two.safetensors", model.fingerprint)
     with pytest.raises(MeeError, match=r"has 2 files .*name the one to measure"):
         rule_row.find_rule(str(tmp_path), lambda: model)
-
-
-def test_cells_are_those_of_the_page():
-    rows = pd.DataFrame({"verdict": ["keeps it", "keeps it", "undecided", "does not keep it"]})
-    rows["flops_share"] = [0.8, 1.02, 0.5, 0.4]
-    cells = rule_row.quality_cells(rows, ["80%", "102%", "50%", "40%"])
-    assert np.array_equal(cells, ["80%", "no saving", "not certain", "loses more"])

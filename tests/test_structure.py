@@ -152,7 +152,7 @@ def loads_torch(module):
 
 
 @pytest.mark.parametrize(
-    "names", [["companion.profiles", "companion.figures", "companion.catalogue"], ["companion.results_page"]]
+    "names", [["companion.profiles", "companion.figures", "companion.catalogue"], ["companion.report"]]
 )
 def test_importing_the_package_does_not_load_torch(names):
     modules = ", ".join(f"mee_utils.{name}" for name in names)

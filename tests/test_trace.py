@@ -102,15 +102,6 @@ def test_padding_and_batch_size_change_no_number_beyond_rounding(model, batch_si
     assert list(together.position) == [p for t in alone for p in t.position]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_final_predictions_are_those_of_a_trace_along_the_references(model, batch_size):
-    along = trace(model, INPUTS, REFERENCES, max_new_tokens=6)
-    found = tracing.final_predictions(model, INPUTS, REFERENCES, max_new_tokens=6, batch_size=batch_size)
-    for name in ("sequence", "token_id", "final_id"):
-        assert (getattr(found, name) == getattr(along, name)).all(), name
-    assert len(found.final_id) == len(along) and (found.final_id != found.token_id).any()
-
-
 @pytest.mark.parametrize("references", [None, REFERENCES])
 def test_an_input_is_encoded_once(t5, monkeypatch, references):
     """The encoder is most of the work where inputs are long and outputs short; its states are not kept."""

@@ -13,7 +13,6 @@ from scipy.sparse import csr_array
 from ..common.extras import needs_extra
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
-from .reliability import reliability
 from .statistics import NOTHING, Estimate, by_sequence, interval, mean_of_chosen
 
 COMPARED_AT_ONCE = 2**22  # tokens that may not exit times sequences: 32 MiB
@@ -141,11 +140,3 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
             }
         )
     return pd.DataFrame(rows)
-
-
-def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.DataFrame:
-    """Confidence against how often the token may exit, one row per nonempty bin, all layers together."""
-    may_exit = replayed.same_token[:, : len(replayed.decision_layers)]
-    diagram = reliability(replayed.confidences.ravel(), may_exit.ravel(), bins)
-    columns = {name: getattr(diagram, name) for name in ("error", "confidence", "accuracy", "count")}
-    return pd.DataFrame({**labels, **columns}).query("count > 0").reset_index(drop=True)

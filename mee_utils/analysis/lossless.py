@@ -1,67 +1,16 @@
-"""What verified exits do (`propagation="verify"`): the work of one sentence, and which drafts are kept."""
+"""What verified exits do (`propagation="verify"`): which drafts are kept, and what they cost."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
-from ..common.errors import MeeError
-from ..decoding.generation import Generation, generate
+from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache
 from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay, values_at_exits
 from .comparison import decode, retained
 from .statistics import mean_of_chosen
-
-# the fates of a token that was run
-DRAFT_KEPT = "kept"
-DRAFT_REPLACED = "replaced"
-DRAFT_DROPPED = "dropped"
-FROM_LAST_LAYER = "from the last layer"
-
-
-def one_output(generation: Generation, number: int, layers: int, decode: Callable) -> pd.DataFrame:
-    """Every token that was run for one output, in order.
-
-    Args:
-        generation: with verified exits.
-        number: index of the output.
-        layers: depth of the decoder.
-        decode: id -> text.
-
-    Returns:
-        One row a token: `round`, from 1; `position`; `layer` at which it was drafted (L: the policy was not
-        sure); `fate`: of a draft "kept", "replaced" by the last layer's token or "dropped" since one before
-        it was, else "from the last layer"; `token`, the text of the id that stands there in the end, "" past
-        the end.
-
-    Raises:
-        MeeError: the exits were not verified.
-    """
-    if generation.drafts is None:
-        raise MeeError('These exits were not verified: decode with propagation="verify".')
-    ids = generation.token_ids[number]
-    drafts = generation.drafts[number]
-    position = drafts.positions
-    first_positions = position[np.append(True, np.diff(drafts.in_round) > 0)]  # of each round
-    final_until = np.append(first_positions[1:], len(ids))[drafts.in_round - 1]
-    final_layer = generation.exit_layers[number][np.minimum(position, len(ids) - 1)]
-    fate = np.select(
-        [position >= final_until, drafts.exit_layers == layers, final_layer == layers],
-        [DRAFT_DROPPED, FROM_LAST_LAYER, DRAFT_REPLACED],
-        default=DRAFT_KEPT,
-    )
-    return pd.DataFrame(
-        {
-            "round": drafts.in_round,
-            "position": position,
-            "layer": drafts.exit_layers,
-            "fate": fate,
-            "token": [decode(ids[at]) if at < len(ids) else "" for at in position],
-        }
-    )
 
 
 def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:

@@ -6,8 +6,6 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import MeeError
-from ..tasks.synthetic.words import DIFFICULTIES
-from ..traces.tracing import final_predictions
 from .statistics import interval, mean_interval
 
 # the estimates of `beside_baseline`: name -> what its bounds are called, before low and high
@@ -48,7 +46,7 @@ def _difficulty_at(target: str, start: int, end: int, spans) -> str:
     return next(covering, "grammatical")
 
 
-def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
+def score_table(tasks: Mapping, texts: Mapping) -> pd.DataFrame:
     """Scores of systems on `texts[task][kind, system]`, percent: of the corpus, and mean of examples."""
     rows = []
     for name, task in tasks.items():
@@ -63,39 +61,10 @@ def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
                         "kind": kind,
                         "metric": metric,
                         "corpus_score": corpus_scores[metric],
-                        **mean_interval(values, np.arange(len(values)), seed=seed).columns(),
+                        **mean_interval(values, np.arange(len(values))).columns(),
                     }
                 )
     return pd.DataFrame(rows)
-
-
-def difficulty_accuracy(tasks: Mapping, models: Mapping, max_target: int) -> pd.DataFrame:
-    """Accuracy at full depth by difficulty, references fed in, with 95 % intervals over sequences."""
-    rows = []
-    inputs = [text for task in tasks.values() for text in task.inputs]
-    targets = [text for task in tasks.values() for text in task.targets]
-    for name, model in models.items() if tasks else ():
-        difficulty = np.concatenate(
-            [token_difficulty(task, model.tokenizer, max_target) for task in tasks.values()]
-        )
-        along = final_predictions(model, inputs, targets, max_new_tokens=max_target)
-        right = along.final_id == along.token_id
-        for kind in DIFFICULTIES:
-            chosen = difficulty == kind
-            if chosen.any():
-                accuracy = mean_interval(right[chosen], along.sequence[chosen]).columns("accuracy")
-                rows.append({"model": name, "difficulty": kind, **accuracy, "tokens": chosen.sum()})
-    return pd.DataFrame(rows, columns=["model", "difficulty", "accuracy", "low", "high", "tokens"])
-
-
-def form_table(manifests: Mapping[str, dict]) -> pd.DataFrame:
-    """Exact match on each form of synthetic question, percent, as `make train` measured it."""
-    rows = []
-    for model, manifest in manifests.items():
-        for scores in manifest["scores"].values():
-            for form, exact_match in scores.get("exact_match_by_form", {}).items():
-                rows.append((model, form, exact_match))
-    return pd.DataFrame(rows, columns=["model", "form", "exact_match"])
 
 
 def seed_spread(rows: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -43,6 +43,20 @@ def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
     return by_layer(values, trace.sequence, name, **labels).assign(standard_deviation=spread)
 
 
+def settled_by_layer(trace, **labels) -> pd.DataFrame:
+    """Per layer: the share of tokens whose top-1 prediction is final, with an interval over sequences."""
+    return curve(stable(trace), trace, "share", **labels)
+
+
+def confidence_by_layer(trace, **labels) -> pd.DataFrame:
+    """Per layer: the mean probability of the final prediction, and one standard deviation around it."""
+    table = curve(trace.final_probability, trace, "confidence", **labels)
+    return table.assign(
+        one_below=table.confidence - table.standard_deviation,
+        one_above=table.confidence + table.standard_deviation,
+    )
+
+
 def monotonic_shares(trace, **labels) -> pd.DataFrame:
     """Share of tokens whose confidence in the final prediction grows, from layer 1 on and after a third of L.
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from ..common.files import PACKAGE, ROOT, complete_file, read_json, read_yaml
+from ..common.files import PACKAGE, read_json, read_yaml
 from ..tasks.kinds import TASKS
 from ..tasks.publishers.origins import Origin, load_origins
 from .figures import label
 from .profiles import Profile, load_profile
-from .stored_tables import FIGURES, PROFILES, plain_markdown
+from .report_tables import DATA, FIGURES, markdown
 
 MANY = 20  # files, from which on a list would say nothing
 OBJECTIVES = {
@@ -40,16 +40,9 @@ LICENCES = {
 }
 
 
-def update() -> None:
-    """Writes DATA.md and the card of each profile whose models are shipped."""
-    for name, text in pages().items():
-        with complete_file(ROOT / name) as path:
-            path.write_text(text, encoding="utf-8")
-
-
 def pages() -> dict[str, str]:
     """The text of every page, by its path in the repository."""
-    cards = {f"mee_utils/checkpoints/{name}/README.md": model_card(load_profile(name)) for name in PROFILES}
+    cards = {f"mee_utils/checkpoints/{name}/README.md": model_card(load_profile(name)) for name in DATA}
     return {"DATA.md": data_page()} | cards
 
 
@@ -80,7 +73,7 @@ def _filled(template: str, **fields) -> str:
 
 
 def _table(rows: Iterable[dict]) -> str:
-    return plain_markdown(pd.DataFrame(list(rows)))
+    return markdown(pd.DataFrame(list(rows)))
 
 
 def _corpus_row(origin: Origin) -> dict:
@@ -129,7 +122,7 @@ def model_card(profile: Profile) -> str:
         processor=main["machine"]["processor"],
         models=_table(_model_row(name, manifest) for name, manifest in manifests.items()),
         notebook=f"{folder}/00_models.ipynb",
-        scores=plain_markdown(_scores(profile)),
+        scores=markdown(_scores(profile)),
         limits=LIMITS[profile.name].strip(),
     )
 

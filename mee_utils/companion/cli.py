@@ -133,10 +133,9 @@ def row(options) -> None:
 
 def results(options) -> None:
     """Writes RESULTS.md, the generated lines of README.md, DATA.md and the model cards."""
-    from . import cards, results_page
+    from . import report
 
-    results_page.update()
-    cards.update()
+    report.update()
 
 
 def pin(options) -> str:

@@ -1,9 +1,9 @@
-"""The papers' figures, a call each, for one trace or for traces of several models that are to be compared.
+"""The papers' figures for traces of your own models, a call each.
 
     draw_settled(trace(model, task.inputs))
 
-What is drawn are tables of `mee_utils.analysis`. Notebook 01 draws the same figures of its own tables, with
-the functions that end in `_figure`.
+Several traces, of models that are to be compared, can be given as a list. What is drawn are tables of
+`mee_utils.analysis`; each function returns the matplotlib figure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,62 +25,30 @@ from . import figures
 
 def draw_settled(traces: Trace | Sequence[Trace]):
     """MEE's Figure 1: the share of tokens whose top-1 prediction is final after each layer."""
-    table = _table(settled_table, traces)
-    return _draw(settled_figure, table.assign(tokens="all tokens"), column="tokens")
-
-
-def settled_table(trace: Trace, **labels) -> pd.DataFrame:
-    """Per layer: the share of tokens whose top-1 prediction is final, with an interval over sequences."""
-    return monotonicity.curve(monotonicity.stable(trace), trace, "share", **labels)
-
-
-def settled_figure(table: pd.DataFrame, column: str = "task", **options):
-    """A line a model; a panel for each value of a column of a `settled_table`."""
-    return figures.facets(
-        table,
-        figures.lines,
-        column,
-        x="layer",
-        y="share",
-        by="model",
-        band=figures.BAND,
-        ylabel="share of tokens whose\ntop-1 is final",
-        **options,
-    )
+    table = _table(monotonicity.settled_by_layer, traces)
+    figure, panels = _panels(table.assign(tokens="all tokens"), "tokens")
+    for axis, rows in panels:
+        figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
+        axis.set(ylabel="share of tokens whose\nprediction is final")
+    return _closed(figure)
 
 
 def draw_confidence(traces: Trace | Sequence[Trace]):
-    """MEE's Figure 2: the probability of the final prediction at each layer, with its spread over tokens."""
-    return _draw(confidence_figure, _table(confidence_table, traces))
+    """MEE's Figure 2: the probability of the final prediction at each layer, with its spread over tokens.
 
-
-def confidence_table(trace: Trace, **labels) -> pd.DataFrame:
-    """Per layer: the mean probability of the final prediction, and one standard deviation around it."""
-    table = monotonicity.curve(trace.final_probability, trace, "confidence", **labels)
-    return table.assign(
-        one_below=table.confidence - table.standard_deviation,
-        one_above=table.confidence + table.standard_deviation,
-    )
-
-
-def confidence_figure(table: pd.DataFrame, **options):
-    """A panel a model of a `confidence_table`; the band is one standard deviation over tokens."""
-    return figures.facets(
-        table,
-        figures.lines,
-        "model",
-        x="layer",
-        y="confidence",
-        by="model",
-        band=("one_below", "one_above"),
-        clip=(0, 1),
-        ylabel="probability of the\nfinal prediction",
-        **options,
-    )
+    A panel a model; the band is one standard deviation.
+    """
+    figure, panels = _panels(_table(monotonicity.confidence_by_layer, traces), "model")
+    for axis, rows in panels:
+        figures.lines(axis, rows, "layer", "confidence", "model", ("one_below", "one_above"), clip=(0, 1))
+        axis.set(ylabel="probability of the\nfinal prediction")
+    return _closed(figure)
 
 
 def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequence[int] = (10, 50, 90)):
     """MEE's Figure 3: the three most probable tokens of every layer, for tokens that settle early and late.
+
+    A panel a percentile, in it three lines a model; darker cells are more probable.
 
     Args:
         traces: of several models along the same references, or of one model.
@@ -92,28 +60,24 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
         raise MeeError(f"model={_short(model)}: give the model of the traces, which has their tokenizer.")
     token_text = monotonicity.token_text(model.tokenizer)
     tokens = monotonicity.percentile_tokens(_listed(traces)[0], [percent / 100 for percent in percentiles])
-
-    def grids(trace: Trace, **labels) -> pd.DataFrame:
-        tables = [
-            monotonicity.predictions(trace, token, token_text, percentile=percent, **labels)
-            for percent, token in tokens.items()
-        ]
-        return pd.concat(tables)
-
-    return _draw(predictions_figure, _table(grids, traces), row="percentile", sharey=False)
+    tables = [
+        monotonicity.predictions(of_model, token, token_text, percentile=percent, model=of_model.model)
+        for percent, token in tokens.items()
+        for of_model in _listed(traces)
+    ]
+    table = pd.concat(tables, ignore_index=True)
+    height = 0.7 + 1.2 * len(_listed(traces))
+    figure, panels = _panels(table, "percentile", width=10.5, height=height, per_line=1, sharey=False)
+    for axis, rows in panels:
+        figures.predictions(axis, rows)
+    panels[-1][0].set(xlabel="layer")
+    return _closed(figure)
 
 
 def _check_percentiles(percentiles: object) -> None:
     listed = list(percentiles) if isinstance(percentiles, Iterable) else []
     if not listed or not all(is_number(percent) and 0 <= percent <= 100 for percent in listed):
         raise MeeError(f"percentiles={_short(percentiles)}: give a list of numbers from 0 to 100.")
-
-
-def predictions_figure(table: pd.DataFrame, **options):
-    """A grid of tokens for each model of a table of `monotonicity.predictions`."""
-    return figures.facets(
-        table, figures.predictions, "model", xlabel="layer", width=10.5, height=1.75, **options
-    )
 
 
 def draw_reliability(traces: Trace | Sequence[Trace], layers: Sequence[int] | None = None, bins: int = 10):
@@ -130,25 +94,13 @@ def draw_reliability(traces: Trace | Sequence[Trace], layers: Sequence[int] | No
         return monotonicity.reliability_bins(trace, trace.top1_id == truth[:, None], shown, bins, **labels)
 
     table = _table(binned, traces)
-    return _draw(reliability_figure, table[table.tokens > 0])
-
-
-def reliability_figure(table: pd.DataFrame, **options):
-    """A panel a layer of a table of `monotonicity.reliability_bins`."""
-    return figures.facets(
-        table,
-        _draw_reliability,
-        "layer",
-        xlabel="confidence (top-1 probability)",
-        ylabel="accuracy",
-        **options,
-    )
-
-
-def _draw_reliability(axis, rows) -> None:
-    figures.perfect_calibration(axis)
-    figures.lines(axis, rows, "confidence", "accuracy", "model")
-    figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
+    figure, panels = _panels(table[table.tokens > 0], "layer")
+    for axis, rows in panels:
+        figures.perfect_calibration(axis)
+        figures.lines(axis, rows, "confidence", "accuracy", "model")
+        figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
+        axis.set(xlabel="confidence (top-1 probability)", ylabel="accuracy")
+    return _closed(figure)
 
 
 def draw_front(model, task, policies: Mapping[str, ExitPolicy], thresholds: int = 8, **settings):
@@ -171,8 +123,11 @@ def draw_front(model, task, policies: Mapping[str, ExitPolicy], thresholds: int 
         for threshold in candidates(replayed, thresholds, longest):
             tried[name, threshold] = policy.at_threshold(threshold)
     table, _ = comparison(model, task, tried, ("rule", "threshold"), **settings)
-    labels = {"xlabel": "FLOPs (1: full depth)", "ylabel": figures.label(task.metric)}
-    return _draw(figures.facets, table, figures.lines, x="flops_share", y="score", width=5, **labels)
+    figure, panels = _panels(table.assign(task=task.name), "task", width=5)
+    for axis, rows in panels:
+        figures.lines(axis, rows, "flops_share", "score")
+        axis.set(xlabel="decoder FLOPs (1: full depth)", ylabel=figures.label(task.metric))
+    return _closed(figure)
 
 
 def _check_policies(policies: object) -> None:
@@ -227,11 +182,16 @@ def _table(function: Callable[..., pd.DataFrame], traces: Trace | Sequence[Trace
     return pd.concat([function(one, model=one.model) for one in _listed(traces)], ignore_index=True)
 
 
-def _draw(figure_of: Callable, table: pd.DataFrame, *arguments, **options):
-    """A figure in this package's style, closed, so that a notebook shows it once."""
+def _panels(table: pd.DataFrame, column: str, **options):
+    """`figures.panels` in the style of the notebooks."""
+    figures.use_style()
+    return figures.panels(table, column, **options)
+
+
+def _closed(figure):
+    """A figure with its legend, closed, so that a notebook shows it once."""
     import matplotlib.pyplot as plt
 
-    figures.use_style()
-    figure = figure_of(table, *arguments, **options)
+    figures.finish(figure)
     plt.close(figure)
     return figure

@@ -48,7 +48,6 @@ class Experiment:
             self.used = self.run.inputs
             self.save_table = self.run.save_table
             self.save_figure = self.run.save_figure
-            self.save_drawing = self.run.save_drawing
             self.finish = self.run.finish
             use_style()
 
@@ -82,7 +81,7 @@ class Experiment:
 
     @property
     def settings(self) -> dict:
-        """What rules are made with (`Rule.policy`): the profile's `results`, and the notebook's parameters."""
+        """What rules are made with: the `results` of the profile, and the parameters of the notebook."""
         return self.profile.results.model_dump() | self.parameters
 
     def note(self, examples: int | None = None, intervals: str = "") -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
@@ -51,7 +52,6 @@ class Style(NamedTuple):
 _TABLES = read_yaml("companion/styles.yaml")
 LABELS: dict[str, str] = _TABLES["labels"]
 SIZES = {"mini": "mini T5", "t5-base": "T5-base", "t5-large": "T5-large"}  # of `models.costs.SHAPES`
-FATES: dict[str, str] = _TABLES["fates"]  # what becomes of a draft -> colour
 FAMILY_MARKERS = dict(zip(FAMILY_COLOURS, "*oshD^v", strict=True))
 
 
@@ -142,6 +142,18 @@ def panels(
         below[0].set_title(textwrap.fill(_title(column, value), int(11 * width)))
         made.append((below if down > 1 else below[0], table[table[column] == value]))
     return figure, made
+
+
+def picture(name: str):
+    """A drawing of how exits work, as a cell that ends with it shows it; it has no data.
+
+    `name` is that of an SVG file in `pictures`, beside this module: "decoder" (layers that are run, and
+    copied keys and values), "six_measures" (what each published confidence looks at) or "a_round" (of
+    verified drafts).
+    """
+    from IPython.display import SVG
+
+    return SVG(filename=Path(__file__).with_name("pictures") / f"{name}.svg")
 
 
 def finish(figure: matplotlib.figure.Figure, with_legend: bool = True) -> None:
@@ -413,11 +425,15 @@ def perfect_calibration(axis) -> None:
 
 
 def predictions(axis, rows) -> None:
-    """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable."""
-    texts = rows.assign(text=rows.token + rows.probability.map("\n{:.2f}".format))
-    probabilities = rows.pivot(index="rank", columns="layer", values="probability")
-    heat(axis, probabilities, texts.pivot(index="rank", columns="layer", values="text"))
-    axis.set_ylabel("rank")
+    """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable.
+
+    Lines are those of a model, in the order of the rows, the most probable token on top.
+    """
+    lines = [f"{label(model)} {rank}" for model, rank in zip(rows.model, rows["rank"], strict=True)]
+    texts = rows.token + rows.probability.map("\n{:.2f}".format)
+    cells = rows.assign(line=lines, text=texts.str.replace("$", r"\$"))  # else it begins a formula
+    grids = [cells.pivot(index="line", columns="layer", values=name) for name in ("probability", "text")]
+    heat(axis, *(grid.reindex(dict.fromkeys(lines)) for grid in grids))
 
 
 def heat(
@@ -516,70 +532,6 @@ def grouped_bars(axis, rows, x: str, y: str, by: str = "model", rotation: float 
     align = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
     axis.set_xticks(range(len(categories)), names, rotation=rotation, fontsize=9, **align)
     axis.grid(axis="x", visible=False)
-
-
-def name_at_the_side(axis, points: Sequence[tuple[float, float, str]], size: float = 8) -> None:
-    """Names points in a column at the right of a panel, each with a thin line to its point.
-
-    Args:
-        axis: with its final limits; its vertical axis is linear.
-        points: x, y and name of each.
-        size: of the names, in points.
-    """
-    bottom, top = axis.get_ylim()
-    height = axis.get_window_extent().height / axis.figure.dpi * 72  # in points
-    heights = [(y - bottom) / (top - bottom) for _, y, _ in points]  # shares of the panel's height
-    sides = spread(heights, gap=1.6 * size / height)
-    for (x, y, name), side in zip(points, sides, strict=True):
-        axis.annotate(
-            name,
-            xy=(x, y),
-            xytext=(1.04, side),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=size,
-            color=DARK,
-            arrowprops={"arrowstyle": "-", "color": "#aaaaaa", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
-            annotation_clip=False,
-        )
-
-
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Moves heights, shares of a panel's, apart until neighbours differ by `gap`, in their order.
-
-    The middle of what is moved stays, unless it would stand above the panel.
-
-    >>> spread([0.5, 0.5, 0.9], 0.25)
-    [0.375, 0.625, 0.9]
-    """
-    order = sorted(range(len(heights)), key=lambda number: heights[number])
-    groups: list[list[int]] = []  # of numbers whose names touch, from below
-    for number in order:
-        groups.append([number])
-        while len(groups) > 1 and _top_of(groups[-2], heights, gap) + gap > _bottom_of(
-            groups[-1], heights, gap
-        ):
-            last = groups.pop()
-            groups[-1] += last
-    moved = list(heights)
-    for group in groups:
-        for rank, number in enumerate(group):
-            moved[number] = round(_bottom_of(group, heights, gap) + rank * gap, 6)
-    top = 1.0
-    for number in reversed(order):
-        moved[number] = min(moved[number], top)
-        top = round(moved[number] - gap, 6)
-    return moved
-
-
-def _bottom_of(group: Sequence[int], heights: Sequence[float], gap: float) -> float:
-    """Where the lowest of a group of names stands that are `gap` apart around their mean height."""
-    mean = sum(heights[number] for number in group) / len(group)
-    return mean - gap * (len(group) - 1) / 2
-
-
-def _top_of(group: Sequence[int], heights: Sequence[float], gap: float) -> float:
-    return _bottom_of(group, heights, gap) + gap * (len(group) - 1)
 
 
 def _errors(rows: pd.DataFrame, column: str, band: Sequence[str] | None) -> list | None:

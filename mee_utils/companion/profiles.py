@@ -414,7 +414,7 @@ class Profile(Strict):
         return self
 
     def _named_layers(self, depth: int) -> Iterator[tuple[str, object, int]]:
-        """Key, layer and the deepest that will do: at the last layer nothing exits, but it can be looked at."""
+        """Key, layer and the deepest that will do: at the last one nothing exits, but it can be looked at."""
         for part in ("backbones", "compared"):
             for name, recipe in getattr(self.training, part).items():
                 yield f"training.{part}.{name}.exit_layer", getattr(recipe, "exit_layer", None), depth - 1

@@ -1,7 +1,7 @@
 """Results that are stored already, and what `make bench` measured, read back. No model is run."""
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from ..analysis.beside_full import QUANTITIES, VALUES, beside_full, result_rows
 from ..analysis.statistics import DRAWS, Estimate
 from ..common.errors import MeeError
 from ..common.files import ROOT
-from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
+from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
 from .digests import digest_of, file_digest
 from .notebook_files import notebook_names
 from .profiles import profile_name
@@ -331,37 +331,6 @@ def outputs_to_repay(timed: pd.DataFrame) -> pd.Series:
     faster = timed[timed.rule.notna() & (timed.samples_speed > 1)]
     saved = (faster.samples_speed - 1) / faster.samples_per_second  # seconds per output
     return faster.planning_seconds / saved
-
-
-def untimed_and_faster(rules: pd.DataFrame, timed: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """How many rules were not timed (`untimed`), and how many beat full depth in every timing run (`faster`).
-
-    Three rules of a task, one of which is faster than full depth in its slowest run, one slower, and one not
-    timed, give `untimed` 1 and `faster` 1.
-
-    Args:
-        rules: a row for each rule.
-        timed: a row for each of them that was timed at one batch size, with its `lowest` speed.
-        by: the columns that the rules are counted by, such as `task`.
-
-    Returns:
-        A row for each value of `by`, which is the index.
-    """
-    all_rules = rules.groupby(by).size()
-    of_timed = timed.groupby(by).size().reindex(all_rules.index, fill_value=0)
-    faster = timed[timed.lowest > 1].groupby(by).size().reindex(all_rules.index, fill_value=0)
-    return pd.DataFrame({"untimed": all_rules - of_timed, "faster": faster})
-
-
-def bench_command(profile: str) -> str:
-    """The command that times a profile."""
-    return "make bench" if profile_name(profile) == "small" else f"make bench PROFILE={profile}"
-
-
-def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
-    """Of each family of rules the first row by a number, for every value of the columns `by`."""
-    rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
-    return rows.sort_values(number, ascending=ascending, kind="stable").drop_duplicates([*by, "family"])
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:

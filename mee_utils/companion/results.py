@@ -31,7 +31,6 @@ from .parameters import injected_parameters
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
 DIGEST = "application/x-mee-digest"  # the type of an output that holds a line with a hash: shown nowhere
-DRAWING = "a drawing"  # what is noted of it
 DIGESTS = ("inputs", "code", "files")  # parts of a manifest: name -> digest
 STAGED = "MEE_STAGED"  # "notebook=folder" that collects a strict run's results; set for its kernel alone
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib", "seaborn")
@@ -114,12 +113,6 @@ class Run:
         self._write(f"{name}.png", png(figure))
         if os.environ.get("MEE_PDF"):
             figure.savefig(self.folder / f"{name}.pdf", bbox_inches="tight")
-
-    def save_drawing(self, figure, name: str):
-        """Writes a figure that shows no data, as PNG; returns it, so that a notebook shows it."""
-        self._write(f"{_checked(name)}.png", png(figure))
-        note_digest(f"{name}: {DRAWING}")
-        return figure
 
     def save_json(self, content: dict, name: str) -> None:
         """Writes content that is no table as JSON; `name` with its ending."""

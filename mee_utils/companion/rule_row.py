@@ -30,14 +30,13 @@ from . import verdicts
 from .catalogue import MAIN_MODEL, PRUNED_SIZES, Rule
 from .experiment import Experiment
 from .figures import label
-from .headline import QUALITY
 from .jobs import Job
+from .kinds import QUALITY
 from .measure import RuleDecoder
 from .profiles import Profile, load_profile
-from .reference_tables import quality_cells
-from .result_tables import KEYS, Measured, read_table, settings_of
+from .report_tables import markdown
+from .result_tables import KEEPS_IT, KEYS, UNDECIDED, Measured, read_table, settings_of
 from .results import processor
-from .stored_tables import DATA, PROFILES, plain_markdown
 
 ROW = "this rule"  # its name in the tables, whatever it is called
 LOSSES = (0.01, 0.05)
@@ -245,12 +244,9 @@ def report(measured: Measured, name: str, profile: Profile, limit: int | None) -
     parts = [
         f"# {name} among the rules (profile {profile.name})",
         _how_measured(measured, limit),
-        plain_markdown(pd.DataFrame(lines)),
-        "Its rows of `figures/results/rules.md`:",
+        markdown(pd.DataFrame(lines)),
+        "`figures/results/rules.md` has the other rules.",
     ]
-    for where, by_task in tables.items():
-        cells = {task: cell.on_page for task, cell in by_task.items()}
-        parts.append(f"*{where[0].upper()}{where[1:]}*\n\n{_row_of_page(name, cells, profile)}")
     return "\n\n".join(parts)
 
 
@@ -274,7 +270,6 @@ def _how_measured(measured: Measured, limit: int | None) -> str:
 class Cell(NamedTuple):
     """What is said of the rule on one task."""
 
-    on_page: str  # as in `figures/results/rules.md`
     with_interval: str
     rank: str  # "3 of 28"
 
@@ -288,8 +283,10 @@ def _at_quality(measured: Measured, profile: Profile) -> Cells:
     rows = rows[rows.rule == ROW]
     stored = _stored(profile, "at_99_percent")
     if stored is not None:
-        stored = stored[(stored.verdict == verdicts.KEEPS_IT) & (stored.flops_share < 1)]
-    cells = quality_cells(rows, rows.flops_share.map("{:.0%}".format))
+        stored = stored[(stored.verdict == KEEPS_IT) & (stored.flops_share < 1)]
+    choices = [rows.verdict == UNDECIDED, rows.verdict != KEEPS_IT, rows.flops_share >= 1]
+    texts = ["not certain", "loses more", "no saving"]
+    cells = np.select(choices, texts, rows.flops_share.map("{:.0%}".format))
     return _with_ranks(rows, cells, stored)
 
 
@@ -299,9 +296,7 @@ def _at_loss(measured: Measured, profile: Profile, loss: float) -> Cells:
     cells = np.where(rows.reading == verdicts.BETWEEN, rows.flops_share.map("{:.0%}".format), rows.reading)
     stored = _stored(profile, "at_equal_loss")
     if stored is not None:
-        # older runs have no column `reading`: they read off every line
-        read_off = stored.get("reading", verdicts.BETWEEN) == verdicts.BETWEEN
-        stored = stored[(stored.wanted == loss) & read_off]
+        stored = stored[(stored.wanted == loss) & (stored.reading == verdicts.BETWEEN)]
     return _with_ranks(rows, cells, stored)
 
 
@@ -332,9 +327,9 @@ def _with_ranks(rows: pd.DataFrame, cells: Sequence[str], stored: pd.DataFrame |
     for number, (task, text) in enumerate(zip(rows.task, cells, strict=True)):
         if text.endswith("%"):
             share = shares.item(number)
-            by_task[task] = Cell(text, f"{share:.0%}", _rank(float(share.value), task, stored))
+            by_task[task] = Cell(f"{share:.0%}", _rank(float(share.value), task, stored))
         else:
-            by_task[task] = Cell(text, text, "not ranked")
+            by_task[task] = Cell(text, "not ranked")
     return by_task
 
 
@@ -344,14 +339,3 @@ def _rank(share: float, task: str, stored: pd.DataFrame | None) -> str:
         return "no stored rules"
     others = stored[stored.task == task].flops_share
     return f"{1 + int((others < share).sum())} of {1 + len(others)}"
-
-
-def _row_of_page(name: str, cells: Mapping[str, str], profile: Profile) -> str:
-    """The row of one table of the page: a column for each data and task, those of other data unmeasured."""
-    columns = {"rule": name}
-    for data in PROFILES:
-        tasks = load_profile(data, profile.data).corpora
-        for task in tasks:
-            column = label(task) + ("" if DATA[data] == "real" else f", {DATA[data]}")
-            columns[column] = cells.get(task, "not measured") if data == profile.name else "not measured"
-    return plain_markdown(pd.DataFrame([columns]))

@@ -13,7 +13,7 @@ from .inputs import is_trained
 from .notebook_files import SOURCES, notebook_names, read_executed
 from .profiles import Profile
 from .result_tables import MACHINES, MEASURED, RETRAINED
-from .results import DRAWING, manifest_of, noted_digests, output_root
+from .results import manifest_of, noted_digests, output_root
 
 CODE = "mee_utils/"  # begins the names of changed modules
 KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them again
@@ -123,9 +123,8 @@ def _cell_that_saved(path: Path, manifest: dict) -> str:
     """The notebook and the cell that noted the digest of a table, or of a figure's table."""
     beside = path.parent.with_suffix(".ipynb")
     book = beside if beside.exists() else SOURCES / f"{manifest['notebook']}.ipynb"
-    table = manifest["files"].get(f"{path.stem}.csv")
-    noted = f".*sha256 {table[:8]}" if table else DRAWING
-    line = re.compile(rf"^{re.escape(path.stem)}: {noted}$", re.MULTILINE)
+    table = manifest["files"].get(f"{path.stem}.csv", "no table")
+    line = re.compile(rf"^{re.escape(path.stem)}: .*sha256 {table[:8]}$", re.MULTILINE)
     numbers = []
     for number, cell in enumerate(read_executed(book).cells):
         if line.search(noted_digests(cell.get("outputs", []))):

@@ -9,7 +9,7 @@ import pandas as pd
 from ..analysis.beside_full import mean_exit_layer, result_rows
 from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
 from ..analysis.statistics import DRAWS, NOTHING, RESAMPLES, Estimate
-from .catalogue import RULES, SEVERAL_LAYERS
+from .catalogue import RULES
 from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured
 
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
@@ -18,12 +18,6 @@ AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
 BETWEEN = "between settings"  # where a number at equal loss was read off
 NONE_LOSES_SO_MUCH = "none loses so much"
 ALL_LOSE_MORE = "all lose more"
-
-SEVERAL = "several layers"
-OTHER_RULES = "other rules"
-FIXED_LAYER = "a fixed layer"
-# rule -> its kind, if that is not OTHER_RULES
-KIND_OF = {"static": FIXED_LAYER} | dict.fromkeys(SEVERAL_LAYERS, SEVERAL)
 
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
@@ -282,9 +276,3 @@ def fronts(stored: Measured) -> pd.DataFrame:
     for _, rows in settings[settings.rule != "oracle"].groupby(["task", "model"], sort=False):
         front[rows.index] = on_front(rows.flops_share, rows.score)
     return settings.assign(front=front)
-
-
-def fastest(times: pd.DataFrame) -> pd.DataFrame:
-    """Of timed settings the fastest of each task, rule and batch size, the fastest rule first (`ranked`)."""
-    ordered = times.sort_values("ranked", ascending=False, kind="stable")
-    return ordered.drop_duplicates(["task", "rule", "batch"]).reset_index(drop=True)

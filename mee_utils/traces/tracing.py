@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -21,13 +21,12 @@ from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole
 from ..common.files import check_file, complete_file
-from ..decoding.inputs import batches_by_length, check_evaluation, check_inputs, input_ids
+from ..decoding.inputs import check_evaluation, check_inputs, input_ids
 from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
-from ..models.states import readout, teacher_forced
 from .any_passes import AnyPasses
-from .t5_passes import T5Passes, fed_ids, padded_ids
+from .t5_passes import T5Passes
 from .trace import Trace
 
 LEAST_AGREEMENT = 0.9  # of the tokens of its own output that a model's last layer predicts along it
@@ -309,37 +308,3 @@ def first_of_equals(probabilities: Tensor, ids: Tensor) -> Tensor:
     first = probabilities.argmax(dim=-1, keepdim=True)
     ids = torch.where(ids == first, ids[..., :1], ids)
     return torch.cat([first, ids[..., 1:]], dim=-1)
-
-
-class Predictions(NamedTuple):
-    """What full depth predicts along references, `[token]` each, as in a `Trace` along them."""
-
-    sequence: np.ndarray  # the index of the input
-    token_id: np.ndarray  # of the reference
-    final_id: np.ndarray  # the prediction of the last layer
-
-
-@torch.inference_mode()
-def final_predictions(
-    model: Model,
-    inputs: Sequence[str],
-    references: Sequence[str],
-    *,
-    max_new_tokens: int = 64,
-    batch_size: int = 32,
-) -> Predictions:
-    """What the last layer alone predicts along `references`: the same as a trace says, in half the time."""
-    texts = check_inputs(inputs)
-    outputs = _outputs_to_trace(T5Passes(model), texts, references, None, max_new_tokens, batch_size)
-    final_ids: list[np.ndarray] = [np.empty(0)] * len(outputs)
-    for indices, batch in batches_by_length(model, texts, batch_size):
-        labels = padded_ids(model, [outputs[index] for index in indices])
-        _, last = teacher_forced(model.network, batch, fed_ids(model.network, labels))
-        predicted = readout(model.network, last).argmax(dim=-1).cpu().numpy()  # [output, position]
-        for index, ids in zip(indices, predicted, strict=True):
-            final_ids[index] = ids[: len(outputs[index])]
-    return Predictions(
-        sequence=np.repeat(np.arange(len(texts)), [len(ids) for ids in outputs]),
-        token_id=np.concatenate(outputs),
-        final_id=np.concatenate(final_ids),
-    )

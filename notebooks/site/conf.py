@@ -27,8 +27,8 @@ REFERENCE = {
     "The repository": ["DATA", *CARDS, "CONTRIBUTING", "CHANGELOG"],
 }
 HIDDEN = "application/x-mee-digest"  # an output that holds what pages do not show
-# the line by which two runs of a figure's table are compared, and that of a drawing; it names the figure
-DIGEST = re.compile(r"^(\w+): (?:\d+ rows x .* sha256 \w+|a drawing$)\n*", re.M)
+# the line by which two runs of a figure's table are compared; it names the figure
+DIGEST = re.compile(r"^(\w+): \d+ rows x .* sha256 \w+\n*", re.M)
 
 project = html_title = "Early exiting in T5 generation"
 extensions = ["myst_nb"]
@@ -124,13 +124,15 @@ def with_links(text, folder):
 def hide_digests(cell):
     """Takes out the lines with digests of a cell; the name of its figure becomes the picture's text."""
     lines = []
+    names = []
     for output in cell["outputs"]:
         lines.append("".join(output.get("data", {}).pop(HIDDEN, "")))
+        names += re.findall("<title>(.*?)</title>", "".join(output.get("data", {}).get("image/svg+xml", "")))
         if output["output_type"] == "stream":
             text = "".join(output["text"])
             lines.append(text)
             output["text"] = DIGEST.sub("", text)
-    for name in DIGEST.findall("\n".join(lines)):
+    for name in names + DIGEST.findall("\n".join(lines)):
         cell["metadata"]["mystnb"] = {"image": {"alt": name.replace("_", " ")}}
     cell["outputs"] = [
         output for output in cell["outputs"] if output.get("text") != "" and output.get("data") != {}

@@ -22,8 +22,8 @@ from mee_utils.companion.catalogue import (
     target_of,
 )
 from mee_utils.companion.experiment import Experiment
-from mee_utils.companion.headline import QUALITY, settings_that_decide_alone
 from mee_utils.companion.inputs import load_tasks, weights_digest
+from mee_utils.companion.kinds import QUALITY, settings_that_decide_alone
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.published_bugs import collapsing
 from mee_utils.companion.published_setting import BATCHES as PUBLISHED_BATCHES
@@ -106,7 +106,7 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 
 
 def kept(experiment: Experiment) -> Iterator[Setting]:
-    """What keeps the score (`headline.settings_that_decide_alone`), on test inputs: notebook 08's answer.
+    """What keeps the score (`kinds.settings_that_decide_alone`), on test inputs: notebook 08's answer.
 
     Settings that save no FLOPs are timed one output at a time alone: in batches all of them would take hours.
     """
@@ -216,7 +216,7 @@ def certain(profile: str) -> pd.DataFrame:
 
 
 def deciding_alone(profile: str) -> pd.DataFrame:
-    """`headline.settings_that_decide_alone` of the stored measurements."""
+    """`kinds.settings_that_decide_alone` of the stored measurements."""
     stored = read_measured(profile, MAIN_MODEL)
     kept = keeping(stored, MAIN_MODEL, QUALITY)
     return settings_that_decide_alone(kept, stored.rows(model=MAIN_MODEL, rule="static"))

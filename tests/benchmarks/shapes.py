@@ -20,7 +20,7 @@ from mee_utils.common.errors import MeeError
 from mee_utils.companion.catalogue import MAIN_MODEL, RULES
 from mee_utils.companion.experiment import Experiment
 from mee_utils.companion.inputs import weights_digest
-from mee_utils.companion.result_tables import best_of_families
+from mee_utils.companion.kinds import best_of_kind, family_of
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.planning import (
@@ -74,7 +74,7 @@ class Trained:
     @cached_property
     def kept(self) -> list[tuple[dict, Outputs]]:
         """The cheapest setting of each family that keeps the score for certain and saves FLOPs; its exits."""
-        best = best_of_families(certain(self.experiment.profile.name), ["task"], "flops_share")
+        best = best_of_kind(certain(self.experiment.profile.name), "flops_share", kind=family_of)
         classifiers = trained(self.experiment, self.model, best.rule)
         options = self.settings.model_dump()
         length = self.settings.max_new_tokens

@@ -8,12 +8,12 @@ whether it is true of the stored tables:
         settled = real("01_monotonicity/figure_1_settled").query("layer == 4").pivot(...)
         yield "CALM's predictions are final first on every task.", (settled.calm > settled.vanilla).all()
 
-`real("<notebook>/<table>")` reads a table of `figures/real`; `real("../bench/kept")` one beside it. A sentence may be
-a part of one. `make results` names those that are no longer true, or no longer in the text.
+`real("<notebook>/<table>")` reads a table of `figures/real`; `real("../bench/kept")` one beside it. A
+sentence may be a part of one. `make results` names those that are not true, or not in the text.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -31,9 +31,12 @@ def real(table: str) -> pd.DataFrame:
     return pd.read_csv(ROOT / "figures" / "real" / f"{table}.csv")
 
 
-def broken() -> Iterator[str]:
-    """A line for each sentence that is not true of the stored tables, or not in its text."""
-    for module, page, text in _texts():
+def broken(pages: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A line for each sentence that is not true of the stored tables, or not in its text.
+
+    `pages` has the new text of a page, by its path in the repository; else it is read.
+    """
+    for module, page, text in _texts(pages or {}):
         sentences: Callable = import_module(f".{module}", __name__).sentences
         for sentence, holds in sentences(real):
             if _one_line(sentence) not in text:
@@ -42,14 +45,14 @@ def broken() -> Iterator[str]:
                 yield f'{page}: "{sentence}" is not true of the stored tables.'
 
 
-def check() -> None:
-    """An error that names every broken sentence."""
-    lines = list(broken())
+def check(pages: Mapping[str, str] | None = None) -> None:
+    """An error that names every broken sentence (`broken`)."""
+    lines = list(broken(pages))
     if lines:
         raise MeeError("\n".join(["The text no longer says what the tables say:", *lines]))
 
 
-def _texts() -> Iterator[tuple[str, str, str]]:
+def _texts(pages: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Module, page and text of every page that is watched."""
     there = {path.stem for path in Path(__file__).parent.glob("*.py")}
     for name in notebook_names():
@@ -59,7 +62,7 @@ def _texts() -> Iterator[tuple[str, str, str]]:
             yield module, f"notebook {name}", _one_line("\n".join(cells))
     for module, page in PAGES.items():
         if module in there:
-            yield module, page, _one_line((ROOT / page).read_text(encoding="utf-8"))
+            yield module, page, _one_line(pages.get(page) or (ROOT / page).read_text(encoding="utf-8"))
 
 
 def _one_line(text: str) -> str:

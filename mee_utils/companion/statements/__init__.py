@@ -1,4 +1,4 @@
-"""What the papers state, a module per notebook; bugs in their published code; and what we believe."""
+"""What the papers state, a module per notebook; and bugs in their published code."""
 
 from importlib import import_module
 from pathlib import Path
@@ -32,5 +32,4 @@ def statements_of(notebook: str) -> list[Statement]:
     return statements
 
 
-BELIEFS: list[dict[str, Any]] = read_yaml(FOLDER / "beliefs.yaml")  # weighed by `companion.answers`
 BUGS: dict[str, dict[str, Any]] = read_yaml(FOLDER / "published_bugs.yaml")  # measured by `published_bugs`

@@ -1,1 +1,0 @@
-"""Chapter 05: confidence measures over one layer and over several."""

@@ -1,0 +1,248 @@
+"""README's findings, RESULTS.md and the pages in `figures/results`: `make results`.
+
+The text is written by people, in `pages/*.md`. Numbers stand in it by name (`{{ settled_calm }}`, see
+`numbers`), tables by the name of a function of `report_tables` (`{{ table("settling") }}`). What the text
+says of the numbers is watched by `sentences`: where one is no longer true, `update` says so and writes
+nothing.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from ..common.files import ROOT, complete_file
+from . import cards, report_tables, sentences
+from .catalogue import MAIN_MODEL, MEE_RULES
+from .digests import file_digest
+from .figures import label
+from .report_tables import BENCH, FIGURES, QUALITY, markdown, stored
+from .result_tables import KEEPS_IT
+from .statements import BUGS
+
+INDEX = ROOT / "notebooks" / "index.ipynb"
+README_PART = re.compile(r"(<!-- (\w+): make results -->\n).*?(<!-- end of \w+ -->)", re.DOTALL)
+PAPERS = {  # heading of the ledger -> how the sources of its statements begin
+    "Monotonic Early Exiting (MEE)": r"MEE",
+    "Not all FLOPs are created equally": r"Not all FLOPs|Gera",
+    "CALM": r"CALM",
+    "FREE": r"FREE",
+    "The survey of Bajpai and Hanawal": r"Survey",
+    "Statements of our own": r"",
+}
+
+
+def update() -> None:
+    """Writes README's parts, RESULTS.md, the pages behind it, the data and the cards.
+
+    Raises:
+        MeeError: a sentence of the text is not true of the stored tables.
+    """
+    texts = pages()
+    sentences.check(texts)
+    for name, text in texts.items():
+        with complete_file(ROOT / name) as path:
+            path.write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """The text of every generated page, by its path in the repository."""
+    behind = {
+        f"figures/results/{name}.md": page(name) for name in ("ledger", "rules", "published", "bugs", "speed")
+    }
+    data = json.dumps(as_data(), indent=1, ensure_ascii=False) + "\n"
+    front = {"README.md": readme(), "RESULTS.md": page("results")}
+    return front | behind | {"figures/results/RESULTS.json": data} | cards.pages()
+
+
+def readme() -> str:
+    """README.md with the parts between its marks renewed."""
+    parts = {"findings": page("findings"), "notebooks": list_of_notebooks()}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return README_PART.sub(lambda mark: mark[1] + parts[mark[2]] + mark[3], text)
+
+
+def list_of_notebooks() -> str:
+    """The table of notebooks and their questions, as the index of the notebooks has it."""
+    index = json.loads(INDEX.read_text(encoding="utf-8"))
+    lines = [line for line in index["cells"][0]["source"] if line.startswith("|")]
+    return "".join(lines).replace("](", "](notebooks/")
+
+
+def page(name: str) -> str:
+    """One of `pages/*.md` with its numbers and tables filled in; a name that is unknown is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    fields = {"table": table, "ledger": ledger, "papers": PAPERS, "bugs": BUGS, "label": label}
+    return environment.get_template(f"{name}.md").render(**fields, **numbers())
+
+
+def table(name: str, *arguments) -> str:
+    """A table of `report_tables` as Markdown."""
+    return markdown(getattr(report_tables, name)(*arguments))
+
+
+def ledger(paper: str) -> str:
+    """The statements of a paper as a table: what was published, and verdict and numbers here."""
+    rows = stored("08_results/ledger")
+    rows = rows[[_paper(source) == paper for source in rows.source]]
+    numbers = rows[["ours", "reason"]].fillna("").agg("; ".join, axis=1).str.strip("; ")
+    cells = "**" + rows.verdict + "** " + numbers.str.replace("; ", "<br>")
+    by_data = rows.assign(cell=cells).pivot(index="claim", columns="data", values="cell")
+    first = rows.drop_duplicates("claim").set_index("claim")
+    shown = pd.DataFrame(
+        {
+            "statement": first.statement + " *" + first.source + "*",
+            "published": first.published,
+            "real text": by_data.real,
+            "synthetic data": by_data.synthetic,
+            "where": "[" + first.notebook.str[:2] + "](../../notebooks/" + first.notebook + ".ipynb)",
+        }
+    )
+    return markdown(shown.loc[first.index])
+
+
+def _paper(source: str) -> str:
+    return next(paper for paper, pattern in PAPERS.items() if re.match(pattern, source))
+
+
+@cache
+def numbers() -> dict[str, str]:
+    """The numbers in the text, by name; of real text, and of CALM's model where no other is named."""
+    of_exits = _of_exits()
+    return _of_models() | _of_decisions() | of_exits | _of_ledger()
+
+
+def real(name: str, **wanted) -> pd.DataFrame:
+    """The rows of a table of real text with these values."""
+    rows = pd.read_csv(FIGURES / "real" / f"{name}.csv")
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def percent(share: float, decimals: int = 0) -> str:
+    """ "79 %"."""
+    return f"{100 * share:.{decimals}f} %"
+
+
+def span(values: pd.Series, form: Callable = percent) -> str:
+    """ "63 % to 82 %": the least and the largest, as one where they read alike."""
+    return " to ".join(dict.fromkeys([form(values.min()), form(values.max())]))
+
+
+def _of_models() -> dict[str, str]:
+    """When predictions settle, what training costs, what a shallow decoder keeps, which tokens are easy."""
+    settled = real("01_monotonicity/figure_1_settled", layer=4).groupby("model").share.mean()
+    seeds = real("retrained/seeds").groupby(["task", "model"]).score.mean().unstack("model")
+    lost = seeds.vanilla - seeds.calm
+    shallow = report_tables.shallow_decoders().query("data == 'real'")
+    rivals = pd.read_csv(BENCH / "rivals.csv").query("profile == 'real' and batch == 1")
+    speed = rivals[rivals.decoder_layers == shallow.decoder_layers.iloc[0]].speed
+    later = report_tables.layers_later().xs("real").groupby("selected_by").mean()
+    return {
+        "settled_calm": percent(settled.calm),
+        "settled_vanilla": percent(settled.vanilla),
+        "points_lost_mean": f"{lost.mean():.1f}",
+        "points_lost_most": f"{lost.max():.1f}",
+        "shallow_layers": str(shallow.decoder_layers.iloc[0]),
+        "shallow_keeps": percent(shallow.kept.mean()),
+        "shallow_keeps_least": percent(shallow.kept.min()),
+        "shallow_flops": percent(shallow.relative_flops.mean()),
+        "shallow_speed": span(speed, "{:.2f}".format),
+        "later_by_similarity": f"{later.settled_from.mean_similarity:.1f}",
+        "later_by_loss": f"{later.settled_from.loss:.1f}",
+        "similar_later_by_loss": f"{later.first_similar.loss:.1f}",
+    }
+
+
+def _of_decisions() -> dict[str, str]:
+    """What pruning changes, how well rules rank, and what perfect decisions keep."""
+    pruned = real("03_pruning/complete_table", reduction="fixed").set_index("model")
+    decision = report_tables.decoder("one decision").query("shape == 't5-large'").set_index("what").measured
+    rows = real("05_mee_classifiers/ranking", model=MAIN_MODEL, target="consistency")
+    area = rows.groupby(["rule", "task"]).roc_area.mean().groupby("rule").mean()
+    oracle = real("08_results/limits_at_equal_flops")
+    copied = real("08_results/limits", series="oracle_copy")
+    return {
+        "changed_calm": percent(pruned.other_token[MAIN_MODEL].max(), 1),
+        "changed_vanilla": percent(pruned.other_token["vanilla"].max(), 1),
+        "outputs_changed_calm": percent(pruned.other_output[MAIN_MODEL].max()),
+        "outputs_changed_vanilla": percent(pruned.other_output["vanilla"].max()),
+        "decision_all": decision["softmax_margin"].split()[0],
+        "decision_few": decision["margin, 64 ids kept"].split()[0],
+        "area_history": f"{area.history:.3f}",
+        "area_margin": f"{area.softmax_margin:.3f}",
+        "area_states": f"{area[['hidden', 'three_hidden', 'lstm']].max():.3f}",
+        "oracle_keeps": percent(oracle.oracle.mean(), 1),
+        "oracle_flops": percent(oracle.flops_share.mean()),
+        "oracle_loss": percent(copied.consistency_loss.max()),
+    }
+
+
+def _of_exits() -> dict[str, str]:
+    """What rules need for 99 % of the score, and how fast verified exits are."""
+    points = real("08_results/score_against_flops", model=MAIN_MODEL)
+    points = points[(points.retained >= QUALITY) & ~points.rule.isin(["full_depth", "oracle", "static"])]
+    least = points.groupby("task").flops_share.min().clip(upper=1)
+    kept = real("08_results/at_99_percent")
+    kept = kept[(kept.rule != "static") & (kept.verdict == KEEPS_IT)]
+    saving = kept[kept.flops_share < 1]
+    reliable = saving.groupby("task").flops_share.min()
+    of_vanilla = real("08_results/kept_of_vanilla").query("rule != 'static'")
+    keeping = of_vanilla[(of_vanilla.of_vanilla_low >= QUALITY) & (of_vanilla.flops_share < 1)]
+    exits = real("08_results/rivals").query(
+        "kind == 'best exit rules' and kept >= 0.99 and relative_flops < 1"
+    )
+    lossless = pd.read_csv(BENCH / "lossless.csv").query("profile == 'real' and batch == 1")
+    speed = lossless.set_index("model").speed
+    mee = real("08_results/at_99_percent").query(
+        "rule in @MEE_RULES", local_dict={"MEE_RULES": list(MEE_RULES)}
+    )
+    return {
+        "rules_at_mean": percent(least.mean()),
+        "rules_reliably": percent(reliable.reindex(least.index).fillna(1).mean()),
+        "reliable_pairs": str(len(of_vanilla)),
+        "pairs_of_vanilla": str(len(keeping)),
+        "exits_of_vanilla": span(exits.groupby("task").relative_flops.min()),
+        "mee_cases": str(len(mee)),
+        "mee_saving": str(int(((mee.verdict == KEEPS_IT) & (mee.flops_share < 1)).sum())),
+        "verified_calm": span(speed[MAIN_MODEL], "{:.2f}".format),
+        "verified_free": span(speed["free"], "{:.2f}".format),
+    }
+
+
+def _of_ledger() -> dict[str, str]:
+    """How many statements there are, and how many have each verdict on real text."""
+    verdicts = real("08_results/ledger").verdict
+    counts = verdicts.value_counts()
+    return {
+        "statements": str(len(verdicts)),
+        "statements_hold": str(counts.get("holds", 0)),
+        "statements_fail": str(counts.get("does not hold", 0)),
+        "statements_differ": str(int(counts.filter(like="some tasks").sum())),
+        "statements_undecided": str(counts.get("undecided", 0)),
+        "statements_untestable": str(counts.get("cannot be tested here", 0)),
+    }
+
+
+def as_data() -> dict:
+    """RESULTS.json: numbers of the text, the ledger, the tables of RESULTS.md, and digests of all tables."""
+    shown = ("settling", "price", "easy_tokens", "cheap_decisions", "who_decides", "limits", "every_rule")
+    records = {name: getattr(report_tables, name)().to_dict("records") for name in shown}
+    statements = stored("08_results/ledger").astype(object)
+    paths = sorted(path for path in FIGURES.rglob("*.csv") if path.parent.name != "results")
+    return {
+        "about": "The numbers of RESULTS.md and the ledger. Shares are of the model's own full depth.",
+        "numbers": numbers(),
+        "tables": records,
+        "ledger": statements.where(statements.notna(), None).to_dict("records"),
+        "digests": {path.relative_to(FIGURES).as_posix(): file_digest(path) for path in paths},
+    }

@@ -1,0 +1,370 @@
+"""The tables of RESULTS.md and of the pages in `figures/results`: stored tables, chosen and formatted.
+
+A function returns texts as they are shown, a column named as readers see it. Rows of real text come first,
+then those of synthetic data.
+"""
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from ..common.files import ROOT
+from . import published_numbers
+from .catalogue import MAIN_MODEL, RULES
+from .figures import label
+from .result_tables import KEEPS_IT, fastest_by_shape, one_machine, read_timings
+
+FIGURES = ROOT / "figures"
+BENCH = FIGURES / "bench"
+DATA = {"real": "real", "small": "synthetic"}  # profile -> its data, for readers
+QUALITY = 0.99
+KEYS = ["data", "task"]
+PERCENT = "{:.0%}".format
+NONE = "–"
+
+
+def stored(table: str) -> pd.DataFrame:
+    """A table of every profile that has it, by its path below the profile; `data` and `task` for readers."""
+    parts = []
+    for profile, data in DATA.items():
+        path = FIGURES / profile / f"{table}.csv"
+        if path.exists():
+            parts.append(pd.read_csv(path).assign(data=data))
+    together = pd.concat(parts, ignore_index=True)
+    return together.assign(task=together.task.map(label)) if "task" in together else together
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of texts and names as Markdown, without the spaces that only align."""
+    shown = table.astype(object).where(table.notna(), "").rename(columns=label)
+    text = shown.map(str).to_markdown(index=False, disable_numparse=True)
+    return re.sub("-{4,}", "---", re.sub(" {2,}", " ", text))
+
+
+def with_range(rows: pd.DataFrame, middle: str, low: str, high: str, form: str = ".2f") -> pd.Series:
+    """ "1.26 (1.12 to 1.32)" for every row."""
+    texts = [f"{m:{form}} ({a:{form}} to {b:{form}})" for m, a, b in rows[[middle, low, high]].to_numpy()]
+    return pd.Series(texts, index=rows.index)
+
+
+def across(rows: pd.DataFrame, index: list[str], columns: str, values: str) -> pd.DataFrame:
+    """A row for each `index` and a column for each value of `columns`, both in the order of the rows."""
+    table = rows.pivot(index=index, columns=columns, values=values)[rows[columns].unique()]
+    return table.loc[rows.set_index(index).index.unique()].reset_index()
+
+
+def settling() -> pd.DataFrame:
+    """How early predictions are final, and how often confidence never falls."""
+    final = stored("01_monotonicity/figure_1_settled").query("layer == 4")
+    never = stored("01_monotonicity/strictly_monotonic")
+    never = never[(never.kind == "never falling") & (never.after_layer == 0)]
+    columns = {}
+    for name, rows in {"final after layer 4": final, "confidence never falls": never}.items():
+        shares = rows.set_index([*KEYS, "model"]).share.map(PERCENT).unstack("model")
+        columns |= {f"{name}, {label(model)}": shares[model] for model in ("vanilla", MAIN_MODEL)}
+    return pd.DataFrame(columns).reset_index()
+
+
+def price() -> pd.DataFrame:
+    """Full-depth scores, means over seeds, and what the smallest shallow decoder that keeps 99 % takes."""
+    seeds = stored("retrained/seeds")
+    means = seeds.groupby([*KEYS, "metric", "model"]).score.mean().unstack("model").reset_index("metric")
+    table = pd.DataFrame(
+        {
+            "metric": means.metric.map(label),
+            "score, vanilla": means.vanilla.map("{:.1f}".format),
+            "score, CALM": means.calm.map("{:.1f}".format),
+            "points lost": (means.vanilla - means.calm).map("{:+z.1f}".format),
+        }
+    )
+    shallow = shallow_decoders().set_index(KEYS)
+    kept, spent = shallow.kept.map(PERCENT), shallow.relative_flops.map(PERCENT)
+    table["shallow decoder: share of vanilla's score, decoder FLOPs"] = (
+        shallow.decoder_layers.astype(str) + " layers: " + kept + ", " + spent
+    )
+    return table.reset_index()
+
+
+def shallow_decoders() -> pd.DataFrame:
+    """Of each profile the smallest decoder trained shallow that keeps 99 % of the score on every task."""
+    rivals = stored("retrained/rivals").query("model != 'vanilla'")
+    least = rivals.groupby(["data", "decoder_layers"]).kept.min().reset_index()
+    layers = least[least.kept >= QUALITY].groupby("data").decoder_layers.min()
+    return rivals[rivals.decoder_layers == rivals.data.map(layers)]
+
+
+def easy_tokens() -> pd.DataFrame:
+    """Where prefixes become similar to the last state, and how many layers later difficult tokens settle."""
+    table_1 = stored("02_saturation/table_1")
+    chosen = (table_1.model == MAIN_MODEL) & (table_1.selected_by == "mean_similarity")
+    similar = table_1[chosen & (table_1.property == "first_similar")]
+    depth = stored("01_monotonicity/figure_1_settled").groupby("data").layer.max()
+    percent = (100 * similar["mean"] / similar.data.map(depth)).map("{:.0f}".format)
+    layers = similar.assign(percent=percent).pivot(index=KEYS, columns="group", values="percent")
+    later = layers_later().xs("loss", level="selected_by")
+    table = pd.DataFrame(
+        {
+            "first similar state, easy prefixes (% of the depth)": layers.easy,
+            "first similar state, difficult prefixes (% of the depth)": layers.difficult,
+            "tokens of high loss: first similar state, layers later": later.first_similar.map(
+                "{:+z.1f}".format
+            ),
+            "tokens of high loss: final prediction, layers later": later.settled_from.map("{:+z.1f}".format),
+        }
+    ).reset_index()
+    published = {"data": "published", "task": "summarization"} | dict(
+        zip(table.columns[2:4], ["40", "81"], strict=True)
+    )
+    return pd.concat([pd.DataFrame([published]), table])
+
+
+def layers_later() -> pd.DataFrame:
+    """How many layers later difficult tokens are similar to the last state, and final."""
+    rows = stored("02_saturation/three_selections").query(f"model == '{MAIN_MODEL}'")
+    means = rows.pivot(index=[*KEYS, "selected_by", "property"], columns="group", values="mean")
+    return (means.difficult - means.easy).unstack("property")[["first_similar", "settled_from"]]
+
+
+def cheap_decisions() -> pd.DataFrame:
+    """The margin over all vocabulary tokens and over 64, and contrast as a confidence."""
+    rows = (
+        stored("03_pruning/complete_table").query(f"model == '{MAIN_MODEL}'").set_index([*KEYS, "reduction"])
+    )
+    spent = rows.flops_share.map(PERCENT).unstack("reduction")
+    changed = rows.other_token.unstack("reduction").fixed.map("{:.2%}".format)
+    area = stored("04_contrastive_decoding/ranking").query(f"model == '{MAIN_MODEL}'")
+    area = area.groupby([*KEYS, "rule"]).roc_area.mean().unstack("rule").map("{:.3f}".format)
+    table = {
+        "decoder FLOPs, all tokens scored": spent.unpruned,
+        "decoder FLOPs, 64 tokens scored": spent.fixed,
+        "output tokens changed by pruning": changed,
+        "AUROC, margin": area.unpruned,
+        "AUROC, weighted contrast": area.weighted,
+        "AUROC, JSD contrast": area.jsd,
+    }
+    return pd.DataFrame(table).reset_index()
+
+
+def who_decides() -> pd.DataFrame:
+    """Of each family of rules the fewest FLOPs with which one reliably keeps 99 % of the score."""
+    rules = stored("08_results/at_99_percent")
+    safe = rules[(rules.verdict == KEEPS_IT) & (rules.flops_share < 1)]
+    least = safe.assign(family=safe.rule.map(family)).groupby([*KEYS, "family"]).flops_share.min()
+    columns = dict.fromkeys(map(family, RULES))
+    shares = least.unstack("family").reindex(
+        columns=[name for name in columns if name in least.index.unique("family")]
+    )
+    return shares.map(PERCENT, na_action="ignore").fillna("none").reset_index()
+
+
+def family(rule: str) -> str:
+    """The family of a rule, as readers know it."""
+    if rule == "history":
+        return "history of predictions"
+    return "fixed layer" if rule == "static" else RULES[rule].family
+
+
+def limits() -> pd.DataFrame:
+    """What perfect decisions keep and cost, and the best rule for as few FLOPs."""
+    rows = stored("08_results/limits_at_equal_flops")
+    table = {
+        "decoder FLOPs": rows.flops_share.map(PERCENT),
+        "oracle keeps": rows.oracle.map("{:.1%}".format),
+        "oracle keeps, exact states (FLOPs)": rows.exact.map("{:.1%}".format)
+        + rows.exact_flops.map(" ({:.0%})".format),
+        "best rule at no more FLOPs keeps": rows.rule_kept.map("{:.1%}".format, na_action="ignore"),
+    }
+    return pd.concat([rows[KEYS], pd.DataFrame(table)], axis=1)
+
+
+def every_rule() -> pd.DataFrame:
+    """Every rule on real text: what it is, its AUROC, and its FLOPs by four criteria on each task."""
+    reliable = stored("08_results/at_99_percent")
+    kept = reliable[(reliable.verdict == KEEPS_IT)]
+    points = stored("08_results/score_against_flops").query(f"model == '{MAIN_MODEL}'")
+    at_mean = points[points.retained >= QUALITY].groupby([*KEYS, "rule"], as_index=False).flops_share.min()
+    at_loss = stored("08_results/at_equal_loss").query("wanted == 0.05")
+    guaranteed = stored("08_results/calibrated")
+    guaranteed = guaranteed[
+        (guaranteed.kind == "consistency")
+        & (guaranteed.bound == "hoeffding_bentkus")
+        & (guaranteed.delta == 0.1)
+    ]
+    columns = {}
+    criteria = [at_mean, kept, at_loss, guaranteed]
+    shares = [rows[rows.data == "real"].set_index(["rule", "task"]).flops_share for rows in criteria]
+    for task in reliable.task[reliable.data == "real"].unique():
+        texts = [by.xs(task, level="task").map(_spent).rename(number) for number, by in enumerate(shares)]
+        columns[task] = pd.concat(texts, axis=1).fillna(NONE).agg(" / ".join, axis=1)
+    table = pd.DataFrame(columns)
+    areas = stored("06_survey_rules/rules").query("data == 'real'").set_index("rule").roc_area
+    order = (
+        shares[0]
+        .clip(upper=1)
+        .unstack("task")
+        .reindex(table.index)
+        .fillna(1)
+        .mean(axis=1)
+        .sort_values(kind="stable")
+    )
+    table = table.loc[
+        [rule for rule in order.index if rule in RULES and rule not in ("full_depth", "oracle")]
+    ]
+    table.insert(0, "AUROC", areas.map("{:.3f}".format, na_action="ignore").reindex(table.index))
+    table.insert(0, "family", [family(rule) for rule in table.index])
+    return table.rename_axis("rule").reset_index().assign(rule=lambda rows: rows.rule.map(label))
+
+
+def _spent(share: float) -> str:
+    """FLOPs in percent; where nothing is saved, or nothing passes, a dash."""
+    return NONE if np.isnan(share) or share >= 1 else f"{100 * share:.0f}"
+
+
+def settled_as_published() -> pd.DataFrame:
+    """MEE's Figure 1 at the two layers of twelve that its text names, beside ours."""
+    rows = stored("01_monotonicity/figure_1_settled").query(f"model == '{MAIN_MODEL}' and layer in (2, 4)")
+    cells = with_range(rows, "share", "low", "high", ".1%")
+    ours = rows.assign(cell=cells, task=rows.task + ", " + rows.data)[["task", "layer", "cell"]]
+    theirs = pd.DataFrame({"task": "published", "layer": [2, 4], "cell": ["75%", "90%"]})
+    table = across(pd.concat([theirs, ours]), ["layer"], "task", "cell")
+    return table.rename(columns={"layer": "final after layer (of 12)"})
+
+
+def saturation() -> pd.DataFrame:
+    """MEE's Table 1 beside ours: easy and difficult prefixes, selected as published."""
+    rows = stored("02_saturation/table_1").query(f"model == '{MAIN_MODEL}'")
+    depth = stored("01_monotonicity/figure_1_settled").groupby("data").layer.max()
+    tables = []
+    for data, part in rows.groupby("data", sort=False):
+        table = published_numbers.published_saturation(part, depth[data])
+        tables.append(
+            table.assign(task=table.task.where(table.task == "published", table.task + f", {data}"))
+        )
+    table = pd.concat(tables, ignore_index=True)
+    names = {
+        "prefix_tokens": "prefix length",
+        "similar_states": "layers with a similar state",
+        "first_similar": "first similar state",
+        "rises_after_0": "similarity rises strictly from the first layer on",
+    }
+    properties = table.property.replace(names).str.replace(
+        "rises_after_", "similarity rises strictly after layer "
+    )
+    table["property"] = properties + ", " + table.group + ", " + table.unit
+    spread = table.standard_deviation.map(" (sd {:.0f})".format, na_action="ignore").fillna("")
+    table["cell"] = table["mean"].map("{:.0f}".format) + spread
+    return across(table.drop_duplicates(["property", "task"]), ["property"], "task", "cell")
+
+
+def difficulty() -> pd.DataFrame:
+    """`layers_later` by what selects tokens."""
+    later = layers_later().map("{:+z.2f}".format).reset_index()
+    return later.rename(columns={"settled_from": "final prediction", "first_similar": "first similar state"})
+
+
+def published_main_figure() -> pd.DataFrame:
+    """MEE's main figure as shares of full depth, published and ours."""
+    rows = stored("08_results/beside_published").query("batch == 32").drop(columns="batch")
+    numbers = rows.select_dtypes("float").columns
+    texts = {column: rows[column].map("{:.2f}".format, na_action="ignore") for column in numbers}
+    shown = rows.assign(**texts, rule=rows.rule.map(label))
+    return shown[[*KEYS, *(column for column in shown if column not in KEYS)]]
+
+
+def published_pruning() -> pd.DataFrame:
+    """The softmax results of "Not all FLOPs", row by row, beside ours on real text."""
+    rows = stored("03_pruning/published_rows").query("data == 'real'")
+    shares = {
+        "published score": rows.score.map("{:.1f}".format),
+        "published kept": (rows.score / rows.score_at_full_depth).map(PERCENT, na_action="ignore"),
+        "published depth": rows.depth.map(PERCENT, na_action="ignore"),
+        "kept here": (rows.our_score / rows.our_score_unpruned).map(PERCENT, na_action="ignore"),
+        "depth here": rows.our_depth.map(PERCENT, na_action="ignore"),
+    }
+    # "full_depth" is the paper's name for an unpruned margin: its tokens exit
+    names = rows.replace({"reduction": {"full_depth": "margin, no pruning"}})
+    named = names[["model", "dataset", "reduction", "our_model", "our_task"]].map(label, na_action="ignore")
+    return pd.concat([named, pd.DataFrame(shares), rows.why_they_differ], axis=1)
+
+
+def scores_of_others() -> pd.DataFrame:
+    """Published scores of models of about this size beside ours."""
+    rows = stored("00_models/published_scores").drop(columns="data")
+    numbers = rows.select_dtypes("float").columns
+    return rows.assign(
+        **{column: rows[column].map("{:.1f}".format, na_action="ignore") for column in numbers}
+    )
+
+
+def bug(name: str) -> pd.DataFrame:
+    """The share of the full score that each task keeps with a published bug, and without."""
+    rows = stored("measured/published_bugs").query("bug == @name")
+    cells = with_range(rows, "retained", "low", "high", ".0%")
+    versions = rows.version.replace({"published": "with the bug", "correct": "without"})
+    shown = rows.assign(cell=cells, version=versions, model=rows.model.map(label), rule=rows.rule.map(label))
+    return across(shown, ["data", "model", "rule", "batch", "version"], "task", "cell").fillna("")
+
+
+def lossless() -> pd.DataFrame:
+    """Tokens a second of verified exits, full depth being 1, by batch size."""
+    rows = _bench("lossless")
+    drafts = rows.rule.isna().map({True: ", no drafts", False: ""})
+    cells = with_range(rows, "speed", "lowest", "highest") + drafts
+    return across(rows.assign(cell=cells, model=rows.model.map(label)), [*KEYS, "model"], "batch", "cell")
+
+
+def kept_and_timed() -> pd.DataFrame:
+    """Rules that reliably keep 99 % of the score, one output at a time: FLOPs, and tokens a second."""
+    parts = []
+    for profile, data in DATA.items():
+        rules = pd.read_csv(FIGURES / profile / "08_results" / "at_99_percent.csv")
+        kept = rules[rules.verdict == KEEPS_IT]
+        timed = read_timings("kept", kept, profile).query("batch == 1")
+        shares = kept.set_index(["task", "rule"]).flops_share
+        timed["flops_share"] = shares.loc[list(zip(timed.task, timed.rule, strict=True))].to_numpy()
+        parts.append(timed.assign(column=timed.task.map(label) + ", " + data))
+    rows = pd.concat(parts)
+    rows["cell"] = rows.flops_share.map(PERCENT) + ", " + with_range(rows, "speed", "lowest", "highest")
+    return across(rows.assign(rule=rows.rule.map(label)), ["rule"], "column", "cell").fillna("")
+
+
+def simulated() -> pd.DataFrame:
+    """Exits of the small models in decoders of other sizes, simulated: the fastest of each kind."""
+    rows = fastest_by_shape()
+    rows = rows.assign(data=rows.profile.map(DATA), task=rows.task.map(label))
+    rows["cell"] = with_range(rows, "speed", "low", "high")
+    return across(rows, [*KEYS, "batch", "kind"], "shape", "cell").fillna("")
+
+
+def decoder(group: str, *columns: str) -> pd.DataFrame:
+    """The lines of one group of `decoder.csv`, of the machine that timed most of them."""
+    rows = pd.read_csv(BENCH / "decoder.csv", keep_default_na=False)
+    rows = one_machine(rows[rows.group == group])
+    shown = rows.assign(measured=with_range(rows, "median", "lowest", "highest"))
+    return shown[["shape", "dtype", "batch", "what", "measured", "unit", "against", *columns]]
+
+
+def on_gpu() -> pd.DataFrame:
+    """What was timed of T5-large's shape on a GPU, beside the same on a CPU."""
+    keys = ["group", "what", "dtype", "batch", "unit", "against"]
+    tables = {}
+    for name, path in {"GPU": BENCH / "gpu" / "decoder.csv", "CPU": BENCH / "decoder.csv"}.items():
+        rows = one_machine(pd.read_csv(path, keep_default_na=False)).query("shape == 't5-large'")
+        tables[name] = rows.assign(cell=with_range(rows, "median", "lowest", "highest")).set_index(keys).cell
+    return pd.DataFrame(tables).loc[tables["GPU"].index].fillna("not timed").reset_index()
+
+
+def _bench(name: str) -> pd.DataFrame:
+    """A table of the benchmark for readers, of the machine that timed most of each profile's lines."""
+    rows = pd.read_csv(BENCH / f"{name}.csv")
+    parts = [one_machine(rows[rows.profile == profile]).assign(data=data) for profile, data in DATA.items()]
+    together = pd.concat(parts, ignore_index=True)
+    return together.assign(task=together.task.map(label))
+
+
+def processors(*names: str) -> Iterable[str]:
+    """The machines behind tables of the benchmark."""
+    rows = pd.concat([_bench(name).processor for name in names])
+    return sorted(rows.unique())
