@@ -119,7 +119,7 @@ def auroc(confidence, final):
 keys = ["task", "model", "rule", "target", "seed"]
 overall = experiment.table(decisions.overall_ranking, replays, keys)
 for key, replayed in replays.items():
-    (area,) = overall.loc[(overall[keys] == key).all(axis=1), "roc_area"]
+    (area,) = overall.loc[(overall[keys] == list(key)).all(axis=1), "roc_area"]
     np.testing.assert_allclose(area, auroc(replayed.confidences, replayed.same_token[:, :-1]))
 
 # %%

@@ -131,7 +131,6 @@ def without_network(folder):
         "PYTHONPATH": f"{folder}:{ROOT}",
         "HF_HUB_OFFLINE": "0",
         "HF_HOME": str(folder / "hub"),
-        "PYTHONWARNINGS": "ignore",  # as the stored notebooks were run
     }
 
 
