@@ -4,7 +4,7 @@
 # make results      RESULTS.md, the numbers of README.md, DATA.md and the model cards, from the stored tables
 # make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet    PROFILE, DATA, PART="one decision", DEVICE=cpu
-# make measure      decodes with every rule again; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
+# make measure      decodes with every rule again; hours (05, 06, 08, 09 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make data         the corpora of a profile, from their publishers      PROFILE=real  DATA=folder (by default: data)
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make rehearse     a profile of the papers on random weights, from a stand-in for the hub: memory, time, estimates    PROFILE=paper_published  SHAPE=true|small

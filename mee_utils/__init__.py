@@ -6,8 +6,6 @@ Names are loaded when they are first used, so that reading a profile or a table 
 import warnings
 from importlib import import_module
 
-from .common.extras import needs_extra
-
 # bars go to the terminal; tqdm would write a word about missing widgets into the first cell of every notebook
 warnings.filterwarnings("ignore", message="IProgress not found")
 
@@ -54,8 +52,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needs_extra("notebooks"):
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -23,7 +23,7 @@
 # late-weighted, FREE and vanilla, because the objectives supervise these layers in that order. (The reason was a
 # mistake: late-weighted training does not supervise the early layers at all, and FREE supervises only one of them.)
 
-# %% tags=["parameters"]
+# %% needs=["traces"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 50  # examples of each task to trace

@@ -20,7 +20,7 @@
 # **Expectation.** The paper's: pruning trades score for time. Ours: almost nothing is lost with a few dozen entries,
 # since positions in the list are mapped back to token ids here.
 
-# %% tags=["parameters"]
+# %% needs=["traces"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 100  # held-out examples of each task

@@ -18,7 +18,7 @@
 # confidence of 1 by construction. The rule then exits earlier at the same threshold and looks fast; at equal
 # quality none of that gain remains.
 
-# %% tags=["parameters"]
+# %% needs=["traces"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 200  # held-out examples of each task that are traced and replayed

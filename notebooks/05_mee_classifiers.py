@@ -15,7 +15,7 @@
 #
 # **Expectation** (MEE's). The more layers a rule sees, the better it decides and the more it costs.
 
-# %% tags=["parameters"]
+# %% needs=["traces", "classifiers", "measured"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 100  # held-out examples of each task that are traced and replayed

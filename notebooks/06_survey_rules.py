@@ -18,7 +18,7 @@
 # **Expectation.** Rules on several exits gain nothing where training makes early layers agree with the last
 # one. What a decision costs matters more than how it is made.
 
-# %% tags=["parameters"]
+# %% needs=["traces", "classifiers", "measured"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 100  # held-out examples of each task that are traced

@@ -24,7 +24,7 @@
 # **Expectation.** Where training makes early layers agree with the last one (CALM), most drafts are accepted and
 # rounds are long; with the vanilla model many drafts are wrong. Short answers should gain little.
 
-# %% tags=["parameters"]
+# %% needs=["traces", "classifiers"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 20  # held-out examples of each task

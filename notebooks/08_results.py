@@ -16,7 +16,7 @@
 # **Expectation.** Rules on probabilities (05) are cheapest, once they score few vocabulary tokens. Rules over several
 # layers keep their quality when they are calibrated, but save no more than others.
 
-# %% tags=["parameters"]
+# %% needs=["measured", "claims"] tags=["parameters"]
 profile = "small"  # whose stored results: small, real
 data = ""  # not read here: everything is stored
 main = "calm"  # the model that every rule was decoded with

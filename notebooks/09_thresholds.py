@@ -18,7 +18,7 @@
 # **Expectation.** A bandit maximises its reward, which is not quality; and a threshold is valid only for inputs
 # like those on which it was chosen.
 
-# %% tags=["parameters"]
+# %% needs=["traces", "classifiers", "measured"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 150  # held-out examples of each task on which results are reported

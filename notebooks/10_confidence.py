@@ -14,7 +14,7 @@
 #
 # **Expectation.** Confidence is fake where layers were never trained to predict tokens, and honest where they were.
 
-# %% tags=["parameters"]
+# %% needs=["traces", "classifiers"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 100  # held-out examples of each task

@@ -1,6 +1,9 @@
 """Files that appear only when they are complete, and checks of numbers that everything shares."""
 
 import errno
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import numpy as np
@@ -16,7 +19,12 @@ from mee_utils.common.errors import (
     is_number,
     plain_number,
 )
-from mee_utils.common.files import complete_file
+from mee_utils.common.files import check_writable, complete_file
+
+
+def write(path):
+    with complete_file(path) as partial:
+        partial.write_text("x")
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path):
@@ -48,6 +56,58 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
         refused = pytest.raises(MeeError, match=r"cannot be written .*: choose another place")
         with refused, complete_file(path) as partial:
             partial.write_text("x")
+
+
+def test_two_that_save_one_file_at_the_same_time_leave_one_of_them_whole(tmp_path):
+    """Before, two threads wrote into the same partial file."""
+
+    def save(number):
+        with complete_file(tmp_path / "a.txt") as partial:
+            partial.write_text(str(number) * 9)
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(save, range(8)))
+    text = (tmp_path / "a.txt").read_text()
+    assert len(text) == 9 and len(set(text)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
+    """Before, a file took the place of the link."""
+    (tmp_path / "there").mkdir()
+    for name, target in (("a", "there/a.csv"), ("b", "there/none.csv"), ("c", "a"), ("d", "new/none.csv")):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "there/a.csv").write_text("old")
+    for name in "abcd":
+        with complete_file(tmp_path / name) as partial:
+            partial.write_text(name)
+        assert (tmp_path / name).is_symlink() and (tmp_path / name).read_text() == name
+    written = [tmp_path / "there/a.csv", tmp_path / "there/none.csv", tmp_path / "new/none.csv"]
+    assert [path.read_text() for path in written] == ["c", "b", "d"]
+    assert len(list((tmp_path / "there").iterdir())) == 2
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    """Before, /dev/null became a file for root."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "loop", "device", "folder", "/dev/null"):
+        before = os.lstat(tmp_path / name)
+        for attempt in (check_writable, write):
+            with pytest.raises(MeeError, match=r"cannot be written \(.*: choose another place"):
+                attempt(tmp_path / name)
+        assert os.lstat(tmp_path / name) == before
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_place_is_tried_without_a_trace(tmp_path):
+    (tmp_path / "a.csv").write_text("kept")
+    for name in ("a.csv", "b.csv", "x" * 250 + ".csv"):
+        check_writable(tmp_path / name)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept"]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,38 @@ def test_the_legend_holds_every_line_of_every_panel_once_and_fits_the_figure():
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
 
 
+NAMES = ["t5_$$", "a$b$c", "$x$", "1$"]
+
+
+@pytest.mark.parametrize("by", ["lines", "dots", "bars", "grouped_bars", "facets"])
+def test_a_dollar_in_a_name_is_a_dollar(by):
+    """Before, "t5_$$" ended in matplotlib's ParseException, and a$b$c was drawn as a formula."""
+    table = pd.DataFrame({"rule": NAMES, "x": range(4), "y": range(4), "task": "a"})
+    if by == "facets":
+        figure = figures.facets(table, figures.lines, "rule", row="rule", x="x", y="y")
+    elif by == "grouped_bars":
+        figure = figures.facets(table, figures.grouped_bars, x="rule", y="y", by="rule")
+    else:
+        figure = figures.facets(
+            table, getattr(figures, by), x="x", **({} if by == "bars" else {"y": "y"}), by="rule"
+        )
+    figure.canvas.draw()
+    drawn = [text._preprocess_math(text.get_text()) for text in figure.findobj(matplotlib.text.Text)]
+    names = {text for text, is_formula in drawn if not is_formula}
+    assert {"t5 $$", "a$b$c", "$x$", "1$"} <= names
+    assert not any(is_formula for text, is_formula in drawn if "mathdefault" not in text)
+    plt.close(figure)
+
+
+def test_a_style_is_the_same_whatever_was_set_before():
+    """Before, a `matplotlibrc` made figures green, or their lines thick."""
+    figures.use_style()
+    usual = dict(matplotlib.rcParams)
+    with matplotlib.rc_context({"savefig.facecolor": "green", "lines.linewidth": 9, "figure.dpi": 30}):
+        figures.use_style()
+        assert dict(matplotlib.rcParams) == usual
+
+
 def test_lines_and_bands_are_those_of_the_rows_in_one_colour():
     figure = drawn()
     for axis, models in zip(figure.axes, (["vanilla", "calm"], ["free", "own_model"]), strict=True):

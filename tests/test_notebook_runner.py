@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import re
 import shlex
 import signal
 import subprocess
@@ -19,8 +18,7 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.common.files import complete_file
-from mee_utils.companion import notebook_files, parameters, pipeline, result_tables, statements
+from mee_utils.companion import folders, notebook_files, parameters, pipeline, result_tables, statements
 from mee_utils.companion import notebooks as notebook
 from mee_utils.companion.cli import main
 from mee_utils.companion.results import DIGEST, STAGED, Run, noted_digests, staged
@@ -30,7 +28,7 @@ NAME = "90_trial"
 SOURCE = """# %% [markdown]
 # # A notebook
 
-# %% tags=["parameters"]
+# %% needs=["traces", "claims"] tags=["parameters"]
 profile = "small"  # which
 data = ""  # where
 limit = 3  # how many
@@ -208,7 +206,7 @@ def test_a_long_folder_for_temporary_files_works(sources, monkeypatch, tmp_path_
         folder = folder.with_name("x" * max(1, length - len(str(folder))))
         folder.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        with notebook._socket_folder() as sockets:
+        with notebook._socket_folder(folder) as sockets:
             assert len(f"{sockets}/kernel-12345") < 103
     sources()
     notebook.run_notebook(NAME)
@@ -225,6 +223,65 @@ def test_a_kernel_of_another_environment_is_not_used(sources, monkeypatch, tmp_p
     sources("import sys\nprint(sys.executable)")
     executed = nbformat.read(notebook.run_notebook(NAME), as_version=4)
     assert executed.cells[-1].outputs[0].text.splitlines()[-1] == sys.executable
+
+
+DRAWS = """import mee_utils
+import pandas as pd
+from matplotlib import pyplot
+from mee_utils.companion import figures
+from mee_utils.companion.results import Run
+print(mee_utils.__file__)
+run = Run("90_trial", profile, {})
+figures.use_style()
+table = pd.DataFrame({"x": [1, 2], "y": [0.123456, 0.5]})
+figure = figures.facets(table.assign(task="a"), figures.lines, x="x", y="y", by="task")
+run.save_figure(figure, "f", table)
+run.finish()
+table"""
+
+
+def test_what_a_user_has_set_up_changes_no_stored_byte(sources, tmp_path, monkeypatch):
+    """Before, MPLBACKEND=agg gave a notebook without pictures, and the kernel ran the code of another clone.
+
+    A profile of IPython rounded tables and drew SVG, a matplotlibrc made figures green; nothing was said.
+    """
+    folder = sources(DRAWS)
+
+    def stored():
+        notebook.run_notebook(NAME)
+        paths = sorted((folder / "small").rglob("*.*"))
+        return {path.name: path.read_bytes() for path in paths if path.name != "manifest.json"}
+
+    plain = stored()
+    shown = [output.data for output in nbformat.read(folder / f"small/{NAME}.ipynb", 4).cells[-1].outputs[1:]]
+    assert [kind for kinds in shown for kind in kinds if kind.startswith(("image", "text/h"))] == [
+        "text/html",
+        "image/png",
+    ]
+    profile = tmp_path / "home/.ipython/profile_default"
+    (profile / "startup").mkdir(parents=True)
+    startup = "import pandas\npandas.set_option('display.precision', 1)\nprint('hello')\n"
+    (profile / "startup/a.py").write_text(startup)
+    (profile / "ipython_kernel_config.py").write_text('c.InlineBackend.figure_formats = {"svg"}\n')
+    (tmp_path / "startup.py").write_text(startup)
+    look = "savefig.facecolor: green\nlines.linewidth: 9\nfigure.dpi: 30\nno.such.key: 1\nbackend: svg\n"
+    (tmp_path / "home/.config/matplotlib").mkdir(parents=True)
+    for place in ("home/.config/matplotlib/matplotlibrc", "home/matplotlibrc"):
+        (tmp_path / place).write_text(look)
+    (notebook_files.SOURCES / "matplotlibrc").write_text("lines.linewidth: 9\n")
+    (tmp_path / "clone/mee_utils").mkdir(parents=True)
+    (tmp_path / "clone/mee_utils/__init__.py").write_text("raise ImportError('the code of another clone')\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "startup.py"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "clone"))
+    for backend, settings, profiles in (
+        ("agg", "", ""),
+        ("nonsense", str(tmp_path / "home/matplotlibrc"), str(profile.parent)),
+    ):
+        monkeypatch.setenv("MPLBACKEND", backend)
+        monkeypatch.setenv("MATPLOTLIBRC", settings)
+        monkeypatch.setenv("IPYTHONDIR", profiles)
+        assert stored() == plain
 
 
 CONFLICT = "<<<<<<< HEAD\n{}\n=======\n[]\n>>>>>>> theirs\n"
@@ -284,6 +341,7 @@ def test_edits_made_in_jupyterlab_are_not_lost(sources):
     carry_over(shlex.join(arguments[1:]))
     source = (notebook_files.SOURCES / f"{NAME}.py").read_text()
     assert "print('edited')" in source and source.startswith("# %% [markdown]\n# # A notebook\n")
+    assert notebook_files.declared_needs(notebook_files.read_source(NAME)) == ["traces", "claims"]
     notebook.run_notebook(NAME)  # nothing is lost any more
     sources("print('a later change of the source')")
     notebook.run_notebook(NAME)
@@ -312,6 +370,21 @@ def test_parameters_are_flat_literals(sources, cell):
         notebook_files.declared_parameters(notebook_files.read_source(NAME))
 
 
+def test_a_notebook_says_what_it_needs(sources):
+    """Before, its text was searched: a read that moved into a function was lost without a word."""
+    sources("# experiment.classifiers( and read_measured( are words here")
+    path = notebook_files.SOURCES / f"{NAME}.py"
+    assert notebook_files.declared_needs(notebook_files.read_source(NAME)) == ["traces", "claims"]
+    before = notebook_files.source_digest(notebook_files.read_source(NAME))
+    path.write_text(path.read_text().replace('needs=["traces", "claims"] ', ""))
+    source = notebook_files.read_source(NAME)
+    assert notebook_files.declared_needs(source) == []
+    assert notebook_files.source_digest(source) == before, "so that no stored notebook is stale"
+    path.write_text(path.read_text().replace('tags=["parameters"]', 'needs=["trace"] tags=["parameters"]'))
+    with pytest.raises(MeeError, match='need of a notebook "trace": did you mean "traces"'):
+        notebook_files.declared_needs(notebook_files.read_source(NAME))
+
+
 def test_unknown_notebooks_and_assignments():
     for wrong in ("01_monotonic", "01", "../notebooks/01_monotonicity", ""):
         with pytest.raises(MeeError, match="Unknown notebook") as error:
@@ -324,6 +397,13 @@ def test_unknown_notebooks_and_assignments():
     }
     with pytest.raises(MeeError, match="name=value"):
         parameters.parse_assignments(["limit"])
+
+
+@pytest.mark.parametrize("value", ["{[1]: 2}", "{{}}", "[" * 300, "-" * 9999 + "1", "9" * 5000, "1 +", "'"])
+def test_a_value_that_is_no_literal_is_one_line(sources, value):
+    """Before, a TypeError out of `ast.literal_eval`."""
+    assert parameters.parse_assignments([f"limit={value}"]) == {"limit": value}
+    assert main(["notebook", "01_monotonicity", "-p", f"limit={value}"]) == 2
 
 
 def test_what_a_kernel_cut_in_pieces_is_stored_as_one_and_a_folded_cell_stays_folded():
@@ -643,34 +723,17 @@ def test_snakemake_that_runs_by_hand_is_not_disturbed(tmp_path, monkeypatch, cap
 
 def test_what_a_killed_pipeline_left_behind_is_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
     build = tmp_path / "build"
-    gone = [
-        tmp_path / f"small/.{NAME}.abcd.{process.pid}.partial",
-        build / f"traces/.calm.{process.pid}.partial.npy",
-    ]
-    kept = [tmp_path / f"small/.{NAME}.ab.{os.getpid()}.partial", build / "traces/.partial.csv"]
-    for folder in (gone[0], kept[0]):
-        (folder / NAME).mkdir(parents=True)
-        (folder / NAME / f".t.{process.pid}.partial.csv").touch()
-    (build / "traces").mkdir(parents=True)
-    (build / ".snakemake/locks").mkdir(parents=True)
-    for path in (gone[1], kept[1], build / ".snakemake/locks/0.input.lock"):
-        path.touch()
+    gone = tmp_path / f"small/.{NAME}.abcd.partial/{NAME}"
+    for path in (gone, build / ".snakemake/locks/0.input.lock"):
+        path.mkdir(parents=True)
     (build / "pipeline.lock").write_text(platform.node())
-    with pipeline._the_only_pipeline(build):
-        assert not any(path.exists() for path in (*gone, build / ".snakemake/locks"))
-        assert all(path.exists() for path in kept)
-    assert (build / "pipeline.lock").read_text() == ""
-
-
-def test_what_is_written_names_its_process(tmp_path):
-    with staged(tmp_path / "folder") as new, complete_file(new / "t.csv") as partial:
-        for name in (new.parent.name, partial.name):
-            assert re.search(r"\.(\d+)\.partial", name)[1] == str(os.getpid())
-        partial.touch()
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    with pipeline._the_only_pipeline(build), staged(tmp_path / "small" / NAME):
+        assert not any(path.exists() for path in (gone, build / ".snakemake/locks"))
+        with pytest.raises(MeeError, match="Another make reproduce"), pipeline._the_only_pipeline(build):
+            pass
+        folders.clear(tmp_path)
+    assert (build / "pipeline.lock").read_text() == "" and (tmp_path / "small" / NAME).exists()
 
 
 def children(group):
@@ -687,9 +750,12 @@ def children(group):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(stub, sign):
-    """Afterwards the same command goes on, also after a kill that cannot be answered."""
+    """Afterwards the same command goes on, also after a kill that cannot be answered.
+
+    Before, jobs went on for minutes after a kill that nobody had asked for, since a zombie counts as alive.
+    """
 
     def listening():
         return signal.signal(sign, signal.SIG_DFL) if sign != signal.SIGKILL else None
@@ -698,11 +764,12 @@ def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(stub, sign)
     wait_until(stub.begun.exists)
     (session,) = map(int, _sessions_of(process.pid))
     process.send_signal(sign)
-    process.wait()
     if sign != signal.SIGKILL:
+        process.wait()
         error = process.stderr.read()
         assert error.count("\n") == 1 and error.startswith("interrupted.") and process.returncode == 130
     wait_until(lambda: children(session) == [], 30)
+    process.wait()
     process.stderr.close()
     again = stub(0)
     assert again.wait() == 0, again.stderr.read()

@@ -19,10 +19,10 @@ import pytest
 from PIL import Image
 
 from mee_utils.common.files import build_root
-from mee_utils.companion import notebook_files, pipeline
+from mee_utils.companion import cli, measure, notebook_files, pipeline
 from mee_utils.companion.inputs import is_trained, manifest
 from mee_utils.companion.profiles import load_profile
-from mee_utils.companion.results import stored_seconds
+from mee_utils.companion.results import manifest_of, stored_seconds
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +89,30 @@ def test_a_notebook_begins_with_its_question_and_its_parameters(name):
     cells = [cell.source for cell in source.cells if cell.cell_type == "code"]
     assert sum(f'Experiment.of_notebook("{name}", globals())' in cell for cell in cells) == 1
     assert cells[-1] == "experiment.finish()"
+
+
+def read_by(name):
+    """What of `NEEDS` a stored run has read, but for traces, as its manifest says."""
+    inputs = manifest_of(ROOT / "figures" / "small" / name / "manifest.json")["inputs"]
+    kinds = {"classifiers": r"classifiers ", "measured": r"results measured$", "claims": r"results \d\d_"}
+    return {kind for kind, key in kinds.items() if any(re.match(key, each) for each in inputs)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_declares_what_its_stored_run_has_read(name):
+    declared = notebook_files.declared_needs(notebook_files.read_source(name))
+    if not any("needs=[" in path.read_text() for path in FOLDERS[0].glob("*.py")):
+        pytest.skip("no notebook declares its needs yet")
+    assert set(declared) - {"traces"} == read_by(name)
+
+
+def test_all_texts_name_the_same_readers_of_measurements():
+    """Before, three of them named three different lists."""
+    readers = [name[:2] for name in NAMES if "measured" in read_by(name)]
+    listed = f"{', '.join(readers[:-1])} and {readers[-1]}"
+    assert f"({', '.join(readers)} are drawn from what is stored)" in (ROOT / "Makefile").read_text()
+    for text in (cli.measure.__doc__, measure.__doc__):
+        assert listed in text.replace("\n", " ")
 
 
 def test_cells_are_plain_code():

@@ -90,6 +90,7 @@ def test_every_direct_requirement_is_used():
         "scikit-learn": "sklearn",
         "websocket-client": "websocket",
         "vl-convert-python": "vl_convert",
+        "ruamel-yaml": "ruamel",
     }
     sources = [path for part in ("mee_utils", "tests", "notebooks") for path in (ROOT / part).rglob("*.py")]
     imported = set()
@@ -138,6 +139,22 @@ def site_of(requirements, folder):
             if target.exists() and not (folder / part).exists():
                 (folder / part).symlink_to(target)
     return folder
+
+
+MISSING = """
+import sys
+sys.modules["torch"] = None
+import mee_utils
+mee_utils.Model
+"""
+
+
+def test_a_package_of_the_core_that_is_missing_is_not_one_of_an_extra():
+    """Before, each was said to come with the extra "notebooks"."""
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "ModuleNotFoundError: import of torch halted" in done.stderr and "mee-utils[" not in done.stderr
 
 
 def test_the_library_works_without_any_extra(tmp_path):

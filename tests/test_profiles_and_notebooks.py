@@ -166,13 +166,64 @@ def test_a_profile_with_a_mistake_names_it(tmp_path, change, message):
         (b"name: caf\xe9", "p.yaml is no YAML in UTF-8"),
         (b"name: [", "p.yaml is no YAML in UTF-8"),
         (b"name: a\nname: b\n", 'the key "name" is there twice, line 1 on'),
+        (b"a: [{b: {c: 1, c: 1}}]", 'the key "c" is there twice, line 1 on'),
+        (
+            b"corpora:\n  x: {revision: 2024-31-12}",
+            "p.yaml: corpora.x.revision: '2024-31-12' is no timestamp",
+        ),
+        (b"a: !!int abc", "p.yaml: a: 'abc' is no int that YAML can read; put a text in quotes"),
+        (b"a: [1, 0x_]", "p.yaml: a.1: '0x_' is no int"),
+        (b"a: 0b", "p.yaml holds a dict|Unknown key"),
+        (b"a: !!bool maybe", "p.yaml: a: 'maybe' is no bool"),
+        (b"a: !!float x", "p.yaml: a: 'x' is no float"),
+        (b"a: !!timestamp x", "p.yaml: a: 'x' is no timestamp"),
+        (b"a: " + b"1" * 5000, "p.yaml: a: '1{59}... is no int"),
+        (b"2024-31-12: a", "p.yaml: '2024-31-12' is no timestamp"),
+        (b"a: =", "p.yaml: a: '=' is no value"),
+        (b"a: !!binary x", "p.yaml: a: 'x' is no binary"),
+        (b"a: !mine x", "p.yaml: a: 'x' is no !mine"),
+        (b"a: !!python/name:os.system x", "p.yaml: a: 'x' is no"),
+        (b"a: {[1]: 2}", "p.yaml"),
+        (b"? {a: 1}\n: 2", "p.yaml"),
+        (b"a: {<<: 5}", "p.yaml is no YAML in UTF-8: .*expected a mapping"),
+        (b"a: " + b"[" * 20_000, "p.yaml has lists or mappings nested too deeply"),
+        (b"{a: " * 400 + b"1" + b"}" * 400, "p.yaml"),
+        (b"name: &a [*a]", "p.yaml: "),
+        (b"name: &a {b: *a}", "p.yaml: "),
+        (b"name: a\n---\nname: b", "p.yaml is no YAML in UTF-8: expected a single document"),
+        (b"name: \x00", "p.yaml is no YAML in UTF-8"),
+        (b"name: 2024-12-31", "p.yaml: name: Input should be a valid string"),
     ],
+    ids=lambda value: "",
 )
 def test_a_file_that_is_no_profile_is_one_line(tmp_path, content, message):
     (tmp_path / "p.yaml").write_bytes(content)
     with pytest.raises(MeeError, match=message) as error:
         load_profile(tmp_path / "p.yaml")
     assert "\n" not in str(error.value)
+
+
+MERGES = {
+    "of a merge": "a: &a {x: 1, y: 1}\nb:\n  c: &b {<<: *a, x: 2}\nd: {<<: *b, z: 3}\ne: {<<: *b, y: 5}\n",
+    "less deep": "outer:\n  inner: &b\n    <<: {x: 1}\n    x: 2\ntop:\n  <<: *b\n",
+    "of several": "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: [*b, *a], y: 1}\nd: {<<: [*a, *b], x: 9}\n",
+    "twice": "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: &c {<<: *b, x: 3}\nd: {<<: *c}\ne: *c\n",
+    "at the top": "base: &a {x: 1}\n<<: *a\nx: 2\n",
+}
+
+
+@pytest.mark.parametrize("case", MERGES)
+def test_merges_are_read_as_yaml_reads_them(tmp_path, case):
+    """Before, a mapping that was merged was refused: its keys were there twice once it had merged its own."""
+    path = tmp_path / "p.yaml"
+    path.write_text(MERGES[case])
+    assert profiles._read_mapping(path) == yaml.safe_load(MERGES[case])
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_profiles_are_read_as_yaml_reads_them(name):
+    path = profiles.FOLDER / f"{name}.yaml"
+    assert profiles._read_mapping(path) == yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path):

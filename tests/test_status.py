@@ -244,27 +244,71 @@ def test_what_was_not_timed_or_retrained_then_is_seen_when_it_comes(tmp_path, mo
 
 
 def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
-    """Also those whose manifest, as it once was written, names the model alone."""
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr(measure, "measurements", lambda profile: [])
-    folder, made = measure.store(PROFILE), {}
-    for name in ("model calm", "calm"):
-        about = json.loads((folder / "manifest.json").read_text())
-        made[name] = {key.replace("model calm", name): digest for key, digest in about["inputs"].items()}
-    assert set(made["model calm"]) == {f"model {name}" for name in PROFILE.training.backbones}
+    about = results.manifest_of(measure.store(PROFILE) / "manifest.json")
+    assert set(about["inputs"]) == {f"model {name}" for name in PROFILE.training.backbones}
+    assert changes("measured") == []
     digest = freshness.weights_digest
-    for name, inputs in made.items():
-        (folder / "manifest.json").write_text(json.dumps(about | {"inputs": inputs}))
-        monkeypatch.setattr(freshness, "weights_digest", digest)
-        assert changes("measured") == []
 
-        def other(profile, model):
-            return "another" if model == "calm" else digest(profile, model)
+    def other(profile, model):
+        return "another" if model == "calm" else digest(profile, model)
 
-        monkeypatch.setattr(freshness, "weights_digest", other)
-        assert changes("measured") == [name]
+    monkeypatch.setattr(freshness, "weights_digest", other)
+    assert changes("measured") == ["model calm"]
     monkeypatch.setattr(freshness, "is_trained", lambda profile, model: model != "calm")
-    assert changes("measured") == ["calm"]
+    assert changes("measured") == ["model calm"]
+
+
+OTHER_FORMS = [
+    "[]",
+    "3",
+    "null",
+    "{}",
+    '{"files": []}',
+    '{"parameters": {}, "inputs": {}, "code": {}}',
+    '{"parameters": {}, "inputs": null, "code": {}, "files": {}}',
+    '{"parameters": {}, "inputs": {}, "code": {}, "files": {"t.csv": 3}}',
+    "[" * 9999,
+]
+
+
+@pytest.mark.parametrize("content", OTHER_FORMS, ids=range(len(OTHER_FORMS)))
+def test_a_manifest_of_another_form_is_unreadable_and_the_others_are_listed(run, content):
+    """Before, a traceback in place of every line of `make status`, and of `make origin`."""
+    path = run / NAME / "manifest.json"
+    shutil.copytree(run / NAME, run / "measured")
+    path.write_text(content)
+    for damaged in (path, run / "measured/manifest.json"):
+        states = dict(status.states(PROFILE))
+        assert states[NAME].startswith(f"unreadable: {path} ") and "\n" not in states[NAME]
+        assert states["measured"].startswith("unreadable" if damaged != path else "fresh")
+        (run / "measured/manifest.json").write_text(content)
+    for read in (
+        lambda: list(status.origin(str(run / NAME / "t.csv"))),
+        lambda: result_tables.read_table("small", NAME, "t"),
+        lambda: result_tables.read_manifest("small", NAME),
+    ):
+        with pytest.raises(MeeError, match="restore it from version control"):
+            read()
+    assert results.stored_seconds("small") == {}
+    freshness.forget_stale(PROFILE)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"t": 3}', "{}"])
+def test_records_of_another_form_are_none(run, content, monkeypatch):
+    write_record()
+    record = freshness.record_path(PROFILE, "notebook", NAME)
+    record.write_text(content)
+    assert dict(status.states(PROFILE))[NAME] != "fresh"
+    freshness.forget_stale(PROFILE)
+    assert not record.exists()
+    bench = run.parent / "bench"
+    bench.mkdir()
+    (bench / "t.csv").write_text("x\n")
+    (bench / "machines.json").write_text(content)
+    with pytest.raises(MeeError, match=r"restore it|no stored result"):
+        list(status.origin(str(bench / "t.csv")))
 
 
 def test_what_is_not_as_it_was_made_is_made_again(run):

@@ -2,13 +2,16 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from conftest import INPUTS, LENGTH, build_lively
+from markdown_it import MarkdownIt
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
 
 from mee_utils import AnyModel, ExitPolicy, MeeError, Model, generate, load_any_model, suitability, trace
@@ -259,6 +262,43 @@ def test_the_command_writes_a_page_for_any_family(folder, prompts, tmp_path, cap
     written = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "![" in written and (tmp_path / "page-rules.png").stat().st_size > 1000
     assert (tmp_path / "page-settled.png").exists()
+
+
+ODD_PAGES = ["my page (1).md", "50%.md", "a#b?.MD", "<é>.md", "[a](b).md"]
+
+
+def test_the_page_shows_its_pictures_whatever_it_is_called(saved_t5, prompts, tmp_path):
+    """Before, a blank or a bracket in its name, and they were no pictures; a name with "$$" drew nothing."""
+    model = saved_t5.rename(saved_t5.with_name("t5_$$ a$b$c"))
+    try:
+        for name in ODD_PAGES:
+            suitability_page.write(
+                str(model), str(prompts), limit=8, max_new_tokens=4, output=str(tmp_path / name)
+            )
+            written = (tmp_path / name).read_text(encoding="utf-8")
+            pictures = [image.attrGet("src") for image in images(MarkdownIt().parse(written))]
+            assert len(pictures) == 2 and all((tmp_path / unquote(picture)).exists() for picture in pictures)
+            assert "t5_$$ a$b$c" in written
+    finally:
+        model.rename(saved_t5)
+
+
+def images(tokens):
+    for token in tokens:
+        yield from images(token.children or [])
+        if token.type == "image":
+            yield token
+
+
+def test_two_pages_of_one_name_can_be_written_at_the_same_time(tmp_path):
+    """Before, both tried whether they could write there in a file of the same name, which one deleted."""
+
+    def check(_):
+        return suitability_page._checked_output(str(tmp_path / "page.md"))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(check, range(200))) == {tmp_path / "page.md"}
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_task_has_its_own_prompts():

@@ -5,11 +5,13 @@ import json
 import os
 
 import datasets
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mee_utils import MeeError, load_task
+from mee_utils.common.sources import is_hub_id
 from mee_utils.tasks.sources import local_files
 
 ROW = {"dialogue": "A: hi", "summary": "1918-11-11"}
@@ -28,10 +30,10 @@ def write(folder, files):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def refused(source, **options):
+def refused(source, task="summarization", **options):
     """What `load_task` says of a source, which is one line."""
     with pytest.raises(MeeError) as error:
-        load_task("summarization", source, **options)
+        load_task(task, source, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -215,9 +217,11 @@ def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path, name):
 
 DEEP = "[" * 100_000
 ODD = {
-    "deep.jsonl": (DEEP, "cannot be read as .jsonl"),
-    "nested.jsonl": ('{"dialogue": ' + DEEP, "cannot be read as .jsonl"),
-    "long.jsonl": ('{"dialogue": ' + "1" * 5000 + "}", "cannot be read as .jsonl"),
+    "deep.jsonl": (DEEP, "line 1 cannot be read as JSON"),
+    "nested.jsonl": ('{"dialogue": ' + DEEP, "line 1 cannot be read as JSON"),
+    "long.jsonl": (f'{LINE}{{"dialogue": ' + "1" * 5000 + "}", "line 2 cannot be read as JSON"),
+    "key.jsonl": (LINE[:-2] + ', "dialogue": "B: no"}', "line 1 has the key 'dialogue' twice"),
+    "inner.jsonl": ('{"id": {"a": [{"b": 1, "b": 1}]}}', "line 1 has the key 'b' twice"),
     "half.jsonl": ('{"dialogue": "a", "summary": "\\ud83d"}', "half of a character"),
     "halves.jsonl": ('{"dialogue": "a \\ude00 b", "summary": "s"}', "half of a character"),
     "twice.csv": ("dialogue,dialogue,summary\na,b,c\n", "has the column 'dialogue' twice"),
@@ -234,6 +238,56 @@ def test_odd_content_is_one_line(tmp_path, name):
     content, message = ODD[name]
     write(tmp_path, {name: content})
     assert message in refused(tmp_path / name)
+
+
+NESTED = {
+    "digits": '{"text": ["Rome"], "answer_start": [' + "1" * 5000 + "]}",
+    "brackets": '{"text": ' + "[" * 200_000,
+    "a key twice": '{"text": ["Rome"], "text": ["Oslo"]}',
+    "no JSON": "Rome",
+}
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("case", NESTED)
+def test_json_in_a_cell_that_cannot_be_read_names_file_and_row(tmp_path, case, ending):
+    """Before, ValueError and RecursionError of Python; of a key that is there twice the last was taken."""
+    path = tmp_path / f"a.{ending}"
+    good = '{"text": ["Rome"]}'
+    columns = {"question": ["q"] * 2, "context": ["Rome"] * 2, "answers": [good, NESTED[case]]}
+    table = pd.DataFrame(columns)
+    if ending == "csv":
+        table.to_csv(path, index=False)
+    elif ending == "jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        path.write_bytes(parquet(columns))
+    said = refused(path, "question_answering")
+    assert f'{path}, row 2: Column "answers" holds \'' in said and len(said) < 400
+    assert {"a key twice": "which has the key 'text' twice", "no JSON": "is not JSON"}.get(case, "") in said
+
+
+@pytest.mark.parametrize("depth", [500, 900, 3000, 9000])
+def test_brackets_that_json_just_takes_are_one_line(tmp_path, depth):
+    nested = "[" * depth + "]" * depth
+    write(tmp_path, {"a.jsonl": f'{{"dialogue": {nested}, "summary": "s"}}'})
+    assert "a.jsonl" in refused(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("name", ["V.JSONL.GZ", "V.JSONL", "v.Jsonl.Gz", "V.CSV", "V.PARQUET"])
+def test_endings_may_be_in_capitals(tmp_path, name):
+    """Before, V.JSONL.GZ was read as text, and misspelt it was an id of the hub."""
+    path = tmp_path / "Validation" / name
+    path.parent.mkdir()
+    if name.lower().endswith(".gz"):
+        path.write_bytes(gzip.compress(LINE.encode()))
+    elif name.lower().endswith(".jsonl"):
+        path.write_text(LINE)
+    else:
+        row = pd.DataFrame([json.loads(LINE)])
+        path.write_bytes(row.to_csv(index=False).encode() if "CSV" in name else row.to_parquet())
+    assert len(load_task("summarization", path)) == 1
+    assert not is_hub_id(name)
 
 
 @pytest.mark.parametrize("kind", ["date", "timestamp"])

@@ -9,7 +9,9 @@ ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv")  # of corpora, the longer 
 
 def is_hub_id(source: str) -> bool:
     """Whether a source can only be on the hub: it is neither "synthetic" nor a path, there or misspelt."""
-    path_like = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(ENDINGS)
+    path_like = (
+        source.startswith((".", "/", "~")) or source.count("/") > 1 or source.lower().endswith(ENDINGS)
+    )
     return source != "synthetic" and not path_like and not _exists(source)
 
 

@@ -1,21 +1,28 @@
 """The command line behind the Makefile: `python -m mee_utils reproduce --profile small`."""
 
 import argparse
+import codecs
 import errno
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
+import unicodedata
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..common.errors import MeeError, check_choice, one_line
 from ..common.files import ROOT
 from . import jobs, pipeline
+from .folders import own_folder
 from .pins import how_to_pin
 from .profiles import Profile, fetched_folder, is_file_name, load_profile
 from .results import build_root, output_root
 
+PLAIN = str.maketrans("×–—−…‘’“”", "x---.''\"\"")  # where an output cannot encode them
 NOT_WRITABLE = (
     errno.EACCES,
     errno.EDQUOT,
@@ -36,7 +43,7 @@ def reproduce(options) -> str:
 
 
 def measure(options) -> str:
-    """Decodes every rule at searched thresholds; stores what 03, 05, 06 and 08 are drawn from."""
+    """Decodes every rule at searched thresholds; stores what 05, 06, 08 and 09 are drawn from."""
     return f"measured: {pipeline.measure(options.profile, options.data, options.cores, options.force)}"
 
 
@@ -56,9 +63,9 @@ def train(options) -> str:
 
 
 def retrain(options) -> str:
-    """Trains further seeds and ablations of a profile, for tables."""
+    """Trains further seeds, rivals and ablations of a profile, for tables."""
     pipeline.make("retrained", options.profile, options.data, options.cores)
-    return "seeds and ablations are up to date"
+    return "seeds, rivals and ablations are up to date"
 
 
 def notebook(options) -> str:
@@ -329,16 +336,31 @@ def run(arguments: list[str] | None, parser: argparse.ArgumentParser) -> None:
     if os.environ.get("MEE_OUTPUT"):
         os.environ["MEE_OUTPUT"] = _full(os.environ["MEE_OUTPUT"])
     pipeline.end_with_pipeline()
-    answer = options.run(options)
+    with _temporary_files():
+        answer = options.run(options)
     if answer:
         print(f"{answer} ({time.monotonic() - started:.0f} seconds)")
     sys.stdout.flush()
 
 
+@contextmanager
+def _temporary_files() -> Iterator[None]:
+    """Puts temporary files into a folder, which the next command deletes if this one is killed."""
+    usual = tempfile.tempdir
+    with ExitStack() as stack:
+        with suppress(OSError):  # a command that needs none may do without
+            folder = stack.enter_context(own_folder(Path(tempfile.gettempdir()), "mee-"))
+            tempfile.tempdir = str(folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = usual
+
+
 def main(arguments: list[str] | None = None, parser: argparse.ArgumentParser | None = None) -> int:
     """Runs one command; a mistake in its input is one line on standard error and exit status 2."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _mend_streams()
+    _heed_signals()
     try:
         run(arguments, parser or new_parser())
         return 0
@@ -351,9 +373,37 @@ def main(arguments: list[str] | None = None, parser: argparse.ArgumentParser | N
         print(f"error: {_one_line(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         if pipeline.STARTED_BY not in os.environ:  # a job leaves it to the command that was interrupted
-            print(f"interrupted. {pipeline.GO_ON}", file=sys.stderr)
+            with suppress(OSError):  # the terminal may be gone
+                print(f"interrupted. {pipeline.GO_ON}", file=sys.stderr)
         return 130
     return 2
+
+
+def _mend_streams() -> None:
+    """Lets every command print, whatever its output is: closed, or of an encoding that lacks a character."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
+    codecs.register_error("plain", _in_plain_characters)
+    if getattr(sys.stdout, "errors", None) == "strict":
+        sys.stdout.reconfigure(errors="plain")
+
+
+def _heed_signals() -> None:
+    """A command that is killed, or whose terminal is closed, ends as one that is interrupted."""
+    if os.name == "posix" and threading.current_thread() is threading.main_thread():
+        for sign in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(sign) != signal.SIG_IGN:  # as nohup sets it
+                signal.signal(sign, signal.default_int_handler)
+
+
+def _in_plain_characters(error: UnicodeError) -> tuple[str, int]:
+    """What is printed in place of characters that the output cannot encode: "x" for "×"."""
+    text = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(PLAIN))
+    letters = "".join(letter for letter in text if not unicodedata.combining(letter))
+    return letters.encode("ascii", "replace").decode(), error.end
 
 
 def _one_line(error: OSError) -> str:

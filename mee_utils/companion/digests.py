@@ -27,7 +27,7 @@ def bytes_digest(content: bytes, name: str) -> str:
 
 def file_digest(path: Path) -> str:
     """sha256 of a file, as `bytes_digest` has it; "" where there is none."""
-    return bytes_digest(path.read_bytes(), path.name) if path.exists() else ""
+    return bytes_digest(path.read_bytes(), path.name) if path.is_file() else ""
 
 
 def code_digest(path: Path) -> str:

@@ -74,9 +74,10 @@ STYLES = _styles()
 
 
 def use_style() -> None:
-    """Sets fonts, sizes and a fixed salt, once at the top of a notebook."""
+    """Sets fonts, sizes and a fixed salt, once at the top of a notebook, whatever a matplotlibrc says."""
     import seaborn
 
+    matplotlib.rcdefaults()
     seaborn.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
     look = {
         "axes.titlesize": 11,
@@ -94,8 +95,9 @@ def use_style() -> None:
 
 
 def label(name) -> str:
-    """The reader's name of a model, task, rule, metric or column."""
-    return LABELS.get(name, STYLES[name].label if name in STYLES else str(name).replace("_", " "))
+    """The reader's name of a model, task, rule, metric or column; "$" in it begins no formula."""
+    as_it_is = str(name).replace("_", " ").replace("$", r"\$")
+    return LABELS.get(name, STYLES[name].label if name in STYLES else as_it_is)
 
 
 def panels(

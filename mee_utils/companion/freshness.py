@@ -22,6 +22,7 @@ from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 
+from ..common.errors import MeeError
 from ..common.files import PACKAGE, ROOT, complete_file, read_json
 from . import notebook_files
 from .catalogue import RULES
@@ -42,11 +43,18 @@ from .jobs import (
 from .notebook_files import notebook_names, outputs_digest, read_executed, read_source, source_digest
 from .profiles import Profile
 from .result_tables import BENCH, MEASURED, RETRAINED, inputs_of
-from .results import output_root
+from .results import manifest_of, output_root
 
 LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the code that a trace depends on
 # parts of a profile that matter to one notebook, or to none
 OF_NOTEBOOKS = {"notebooks", "left_out", "ablations", "rivals"}
+
+SETTINGS_OF = {  # which `results` of a profile a measurement is made with; any other with all of them
+    "published_bugs": {"bug_examples", "max_new_tokens", "batch_size"},
+    "learning": {"learning_tokens", "examples"},
+    "learned_from": {"examples", "max_new_tokens", "min_layer", "top_k"},
+}
+MADE_BY = {"published_bugs": "companion/published_bugs.py", "learning": None, "learned_from": None}
 
 
 def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -67,10 +75,9 @@ def record_path(profile: Profile, kind: str, name: str) -> Path:
 def changes_since_record(record: Path, digests: Mapping[str, str]) -> list[str] | None:
     """What has changed since a record was written; None if there is none that can be read."""
     try:
-        then = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return differing_keys(read_json(record), digests)
+    except MeeError:
         return None
-    return differing_keys(then, digests)
 
 
 def write_record(record: Path, digests: Mapping[str, str]) -> None:
@@ -117,24 +124,16 @@ def _classifier_digests(profile: Profile, model: str) -> dict[str, str]:
 
 def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
     """Measurements take hours, so a change of code does not make them stale; `make status` reports it."""
-    settings = profile.results
     tasks = profile.corpora if job.task == ALL else [job.task]
-    digests = _corpora(profile, tasks) | {"classifiers": digest_of(profile.classifiers.model_dump())}
-    if job.kind == "published_bugs":
-        chosen = settings.model_dump(include={"bug_examples", "max_new_tokens", "batch_size"})
-        digests["companion/published_bugs.py"] = code_digest(PACKAGE / "companion" / "published_bugs.py")
-        models = list(profile.training.backbones)
-    elif job.kind == "learning":
-        chosen = settings.model_dump(include={"learning_tokens", "examples"})
-        models = [job.model]
-    elif job.kind == "learned_from":
-        chosen = settings.model_dump(include={"examples", "max_new_tokens", "min_layer", "top_k"})
-        models = [job.model]
-    else:
-        chosen = settings.model_dump(exclude={"quality"})
-        digests["companion/rules.yaml"] = code_digest(PACKAGE / "companion" / "rules.yaml")
-        models = [job.model]
-    return digests | _weights(profile, models) | {"settings": digest_of([chosen, profile.dtype])}
+    models = profile.training.backbones if job.kind == "published_bugs" else [job.model]
+    chosen = profile.results.model_dump(include=SETTINGS_OF.get(job.kind), exclude={"quality"})
+    digests = {
+        "classifiers": digest_of(profile.classifiers.model_dump()),
+        "settings": digest_of([chosen, profile.dtype]),
+    }
+    if file := MADE_BY.get(job.kind, "companion/rules.yaml"):
+        digests[file] = code_digest(PACKAGE / file)
+    return digests | _corpora(profile, tasks) | _weights(profile, models)
 
 
 def notebook_digests(profile: Profile, name: str) -> dict[str, str]:
@@ -195,15 +194,14 @@ def stored_result_changes(profile: Profile, name: str) -> list[str] | None:
     executed = _executed_notebook(folder)
     if not manifest.exists() or (executed and not executed.exists()):
         return None
-    recorded = read_json(manifest)
+    recorded = manifest_of(manifest)
     differing = [file for file, digest in recorded["files"].items() if file_digest(folder / file) != digest]
-    then = recorded.get("code", {})
-    now = code_digests(path for path in map(PACKAGE.joinpath, then) if path.exists())
-    differing += [f"mee_utils/{file}" for file in then if now.get(file) != then[file]]
+    code = recorded["code"]
+    now = code_digests(path for path in map(PACKAGE.joinpath, code) if path.exists())
+    differing += [f"mee_utils/{file}" for file in code if now.get(file) != code[file]]
     inputs = _inputs_now(profile)
-    kinds = ("model", "results", *profile.training.models)
     for key, digest in recorded["inputs"].items():
-        if key.split()[0] in kinds and inputs.get(key, "") != digest:
+        if key.startswith(("model ", "results ")) and inputs.get(key, "") != digest:
             differing.append(key)
     if executed:
         differing += _notebook_changes(executed, name)
@@ -220,15 +218,10 @@ def _executed_notebook(folder: Path) -> Path | None:
 
 
 def _inputs_now(profile: Profile) -> dict[str, str]:
-    """What manifests may have as inputs: timings, stored results, models (by name alone in old manifests)."""
+    """What manifests may have as inputs beside corpora: timings, stored results, and models."""
     tables = BENCH.rglob("*.csv")  # of CPUs, and in a folder of their own those of GPUs
-    digests = {f"results bench/{path.relative_to(BENCH).as_posix()}": file_digest(path) for path in tables}
-    digests |= inputs_of(profile.name)
-    for model in profile.training.models:
-        if is_trained(profile, model):
-            digests[model] = weights_digest(profile, model)
-            digests[f"model {model}"] = digests[model]
-    return digests
+    timings = {f"results bench/{path.relative_to(BENCH).as_posix()}": file_digest(path) for path in tables}
+    return timings | inputs_of(profile.name) | _weights(profile, profile.training.models)
 
 
 def _notebook_changes(path: Path, name: str) -> list[str]:
@@ -240,8 +233,7 @@ def _notebook_changes(path: Path, name: str) -> list[str]:
         differing.append(f"notebooks/{name}.py")
     if source_digest(stored) != executed:
         differing.append(path.name)
-    outputs = outputs_digest(stored)
-    if stored.metadata.get("outputs_sha256", outputs) != outputs:
+    if outputs_digest(stored) != stored.metadata.get("outputs_sha256"):
         differing.append(f"outputs of {path.name}")
     return differing
 

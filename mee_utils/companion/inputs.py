@@ -39,7 +39,7 @@ def manifest(profile: Profile, name: str) -> dict:
         given = profile.file or profile.name
         missing = f'Profile "{profile.name}" {_what_is_missing(profile, name)}'
         raise MeeError(f'{missing}: run "make train PROFILE={given}", if need be with DATA=...')
-    return read_json(checkpoint_folder(profile, name) / "manifest.json")
+    return read_json(checkpoint_folder(profile, name) / "manifest.json", "shape")
 
 
 def _what_is_missing(profile: Profile, name: str) -> str:

@@ -4,7 +4,7 @@ A job is a model and a task (`jobs.measurements`). A replay of validation exampl
 thresholds of a rule; decoding them bisects to `SEARCHED_BOUNDS`; what is chosen there is decoded on the test
 examples. All of a setting's examples are kept. A rule whose search has not changed since it was stored is not
 measured again, and where only the search has changed, no setting that is stored is decoded again (`Keys`).
-`store` puts the tables where notebooks 05 and 08 read them.
+`store` puts the tables where notebooks 05, 06, 08 and 09 read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping

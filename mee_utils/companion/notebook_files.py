@@ -15,6 +15,7 @@ sys.modules.setdefault("rfc3987_syntax", None)
 
 SOURCES = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+NEEDS = ("traces", "classifiers", "measured", "claims")  # claims: those that all other notebooks judge
 INJECTED = "injected-parameters"  # papermill's tag of the cell that it adds
 
 
@@ -55,10 +56,25 @@ def read_executed(path: Path):
 
 def declared_parameters(notebook) -> dict:
     """Names and defaults in the cell tagged `parameters`: flat literals, nothing derived."""
+    return assigned_literals(_parameters_cell(notebook).source)
+
+
+def declared_needs(notebook) -> list[str]:
+    """What of `NEEDS` is made before a notebook runs, as the line above its parameters says.
+
+    # %% needs=["traces", "measured"] tags=["parameters"]
+    """
+    needs = _parameters_cell(notebook).metadata.get("needs", [])
+    for need in needs:
+        check_choice("need of a notebook", need, NEEDS)
+    return needs
+
+
+def _parameters_cell(notebook):
     cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise MeeError(f"A notebook needs one cell tagged parameters; this one has {len(cells)}.")
-    return assigned_literals(cells[0].source)
+    return cells[0]
 
 
 def assigned_literals(cell: str) -> dict:

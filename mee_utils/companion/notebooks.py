@@ -9,11 +9,14 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..common.errors import MeeError
-from ..common.files import complete_file
+from ..common.files import ROOT, complete_file
 from . import notebook_files
+from .folders import own_folder
 from .notebook_files import (
     METADATA,
     check_unedited,
@@ -30,7 +33,9 @@ from .results import STAGED, build_root, output_root, staged, trial_folder, with
 HIDDEN = "hide-input"  # the tag of a cell whose code is folded
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
 PICTURE = "image/png"
-LONGEST_SOCKET = 107  # characters of the path of a socket, on Linux; 103 on macOS
+SOCKET = "kernel-12345"  # a name like a socket's
+LONGEST_SOCKET = 103  # characters of the path of a socket, on macOS; 107 on Linux
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def profile_parameters(profile: Profile, name: str, given: dict | None = None) -> dict:
@@ -98,9 +103,9 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
     from nbclient.exceptions import DeadKernelError
 
     alone = sys.stderr.isatty() and STARTED_BY not in os.environ
-    with tempfile.TemporaryDirectory(prefix="mee-") as folder, _socket_folder() as sockets:
-        start = Path(folder) / "source.ipynb"
-        end = Path(folder) / "executed.ipynb"
+    with own_folder(Path(tempfile.gettempdir()), "mee-") as folder, _socket_folder(folder) as sockets:
+        start = folder / "source.ipynb"
+        end = folder / "executed.ipynb"
         nbformat.write(notebook, start)
         try:
             papermill.execute_notebook(
@@ -111,7 +116,9 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
                 progress_bar=alone,
                 log_output=False,
                 kernel_name=METADATA["kernelspec"]["name"],
-                kernel_manager_class=_kernel_manager(sockets, f"{name}={results.resolve()}"),
+                kernel_manager_class=_kernel_manager(
+                    sockets, _environment(folder, f"{name}={results.resolve()}")
+                ),
             )
         except papermill.PapermillExecutionError as error:
             kept = build_root() / "failed" / f"{name}.ipynb"
@@ -128,17 +135,41 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
         return nbformat.read(end, as_version=4)
 
 
-def _socket_folder() -> tempfile.TemporaryDirectory:
-    """A folder for a kernel's sockets; that of temporary files may have too long a name for them."""
-    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
-        longest = len(str(Path(parent) / "mee-12345678" / "kernel-12345"))
-        if longest < LONGEST_SOCKET - 4 and os.access(parent, os.W_OK):
-            return tempfile.TemporaryDirectory(prefix="mee-", dir=parent)
+def _environment(folder: Path, staged_results: str) -> dict[str, str]:
+    """What a kernel is started with: the code of this checkout, and nothing that a user has set up.
+
+    Without it, it would run the code of whichever clone is installed, load a user's profile of IPython, and
+    draw as a `matplotlibrc` or MPLBACKEND says, with which a notebook may have no pictures at all.
+    """
+    settings = folder / "matplotlibrc"
+    settings.touch()
+    known = {name: value for name, value in os.environ.items() if name != "PYTHONSTARTUP"}
+    return known | {
+        STAGED: staged_results,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "MATPLOTLIBRC": str(settings),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "TMPDIR": str(folder),  # what a kernel that is killed leaves there goes with it
+    }
+
+
+@contextmanager
+def _socket_folder(folder: Path) -> Iterator[Path]:
+    """A folder for a kernel's sockets, if need be another one than `folder`, whose name may be too long."""
+    if len(str(folder / SOCKET)) < LONGEST_SOCKET:
+        yield folder
+        return
+    for parent in filter(os.path.isdir, SHORT_FOLDERS):
+        if os.access(parent, os.W_OK):
+            with own_folder(Path(parent), "mee-") as shorter:
+                yield shorter
+            return
     raise MeeError(f"TMPDIR={tempfile.gettempdir()} is too long for sockets: set it to a shorter one.")
 
 
-def _kernel_manager(sockets: str, staged_results: str) -> type:
-    """Kernels of this interpreter that know where results go.
+def _kernel_manager(sockets: Path, environment: dict[str, str]) -> type:
+    """Kernels of this interpreter in an environment of their own.
 
     Each has its own socket in the folder `sockets`, since two could take the same port. A kernel that is
     installed elsewhere under the name "python3" (JUPYTER_PATH) is not used: it may be of another environment.
@@ -149,14 +180,13 @@ def _kernel_manager(sockets: str, staged_results: str) -> type:
 
     class Kernels(AsyncKernelManager):
         def __init__(self, **options):
-            super().__init__(**options | {"transport": "ipc", "ip": str(Path(sockets) / "kernel")})
+            super().__init__(**options | {"transport": "ipc", "ip": str(sockets / "kernel")})
 
         @property
         def kernel_spec(self):
             return KernelSpec(**get_kernel_dict())
 
         async def _async_pre_start_kernel(self, **options):
-            environment = os.environ | {STAGED: staged_results}
             return await super()._async_pre_start_kernel(**options | {"env": environment})
 
         async def _async_interrupt_kernel(self):
@@ -172,10 +202,9 @@ def _normalize(notebook, data: str | None) -> None:
     Pictures get a palette, as those in the folder of results have: everyone clones them.
     """
     for number, cell in enumerate(notebook.cells):
-        tags = cell.metadata.get("tags", [])
         cell["id"] = f"cell-{number:02d}"
-        cell["metadata"] = {"tags": tags} if tags else {}
-        if HIDDEN in tags:
+        cell["metadata"] = {key: cell.metadata[key] for key in ("tags", "needs") if cell.metadata.get(key)}
+        if HIDDEN in cell["metadata"].get("tags", []):
             cell["metadata"]["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
             cell["outputs"] = _joined(cell["outputs"])

@@ -71,7 +71,7 @@ def parse_assignments(assignments: list[str]) -> dict:
             raise MeeError(f'"{assignment}" is no parameter: write name=value, as in limit=20.')
         try:
             values[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # {[1]: 2}, many brackets
             values[name] = text
     return values
 

@@ -7,26 +7,23 @@ revision, or at a branch, is taken at its newest commit.
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-import yaml
+from typing import Literal
 
 from ..common.errors import MeeError, one_line
 from ..common.files import complete_file
 from ..common.sources import is_hub_id
-from .profiles import Checkpoint, HubSource, Profile, Source, load_profile, profile_path
+from .profiles import HubSource, Profile, Source, load_profile, profile_path
 
 COMMIT = re.compile("[0-9a-f]{40}")
-ALIAS = re.compile(r"\*[^\s,\[\]{}]+")
-ANCHOR = re.compile(r"&\S+\s+")
-MERGE = "tag:yaml.org,2002:merge"  # YAML's "<<"
+MARK = "\ufeff"  # of the order of bytes, which a file may begin with
 SOURCE = {"source", "checkpoint"}  # the keys that may hold a hub id
 Kind = Literal["dataset", "model"]
 
@@ -96,16 +93,8 @@ def how_to_pin(profile: Profile, given: str) -> str:
     return f"; at their newest commit: {sources} (pin them by {command})" if sources else ""
 
 
-class Edit(NamedTuple):
-    """A text to put in place of the characters from `start` to `end` of a file."""
-
-    start: int
-    end: int
-    text: str
-
-
 def pin(name: str | Path) -> dict[str, str]:
-    """Writes the commit of every hub id into a profile's file, and leaves all else in it as it is.
+    """Writes the commit of every hub id into a profile's file, with comments, anchors and quotes as they are.
 
     Returns:
         hub id -> commit, of those that had none.
@@ -113,91 +102,62 @@ def pin(name: str | Path) -> dict[str, str]:
     profile = load_profile(name)
     path = profile_path(name)
     text = path.read_bytes().decode("utf-8")
+    file = _round_trip()
+    content = file.load(text.removeprefix(MARK))
     commits: dict[str, str] = {}
-    edits: dict[int, Edit] = {}
-    for kind, settings, node in _sources(profile, yaml.compose(text, Loader=yaml.SafeLoader)):
+    for kind, settings, mapping in _sources(profile, content):
         if _moves(settings):
             commit = hub_commit(kind, settings.source, settings.revision)
             commits[settings.source] = commit
-            edit = _edit(node, commit, text)
-            edits[edit.start] = edit  # one, where an alias stands for the same lines
-    for edit in sorted(edits.values(), reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    if edits:
-        with complete_file(path) as partial:
-            partial.write_bytes(text.encode("utf-8"))
+            _write_revision(mapping, commit)
+    if commits:
+        with io.StringIO() as written, complete_file(path) as partial:
+            file.dump(content, written)
+            lines = written.getvalue().replace("\n", "\r\n" if "\r\n" in text else "\n")
+            partial.write_bytes((MARK * text.startswith(MARK) + lines).encode("utf-8"))
     return commits
 
 
-def _sources(
-    profile: Profile, root: yaml.MappingNode
-) -> Iterator[tuple[Kind, Source | HubSource, yaml.MappingNode]]:
+def _round_trip():
+    """What reads YAML and writes it again in the style of our profiles."""
+    from ruamel.yaml import YAML
+
+    file = YAML()
+    file.preserve_quotes = True
+    file.width = 10**6
+    file.indent(mapping=2, sequence=4, offset=2)
+    return file
+
+
+def _sources(profile: Profile, content: Mapping) -> Iterator[tuple[Kind, Source | HubSource, Mapping]]:
     """The settings of a profile that may name a hub id, each with its mapping in the file."""
-    top = _entries(root)
     for part in ("corpora", "extra", "away"):
-        corpora = getattr(profile, part)
-        nodes = _entries(top[part]) if corpora else {}
-        for name, corpus in corpora.items():
-            yield "dataset", corpus, nodes[name]
-    training = _entries(top["training"])
-    models = {"base": training["base"], **_entries(training["backbones"])}
-    for name, node in models.items():
+        for name, corpus in getattr(profile, part).items():
+            yield "dataset", corpus, content[part][name]
+    training = content["training"]
+    for name, mapping in {"base": training["base"], **training["backbones"]}.items():
         for task, checkpoint in profile.training.checkpoints(name).items():
-            yield from _of_checkpoint(checkpoint, _entries(_entries(node)["tasks"])[task] if task else node)
+            of_task = mapping["tasks"][task] if task else mapping
+            yield "model", checkpoint, of_task
+            if checkpoint.tokenizer:
+                yield "model", checkpoint.tokenizer, of_task["tokenizer"]
 
 
-def _of_checkpoint(
-    checkpoint: Checkpoint, node: yaml.MappingNode
-) -> Iterator[tuple[Kind, HubSource, yaml.MappingNode]]:
-    yield "model", checkpoint, node
-    if checkpoint.tokenizer:
-        yield "model", checkpoint.tokenizer, _entries(node)["tokenizer"]
-
-
-def _entries(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
-    """The values of a mapping by key, with those that "<<" takes over from other mappings."""
-    entries: dict[str, yaml.Node] = {}
-    for merged in reversed(_merged(mapping)):
-        entries |= _entries(merged)
-    return entries | {key.value: value for key, value in mapping.value if key.tag != MERGE}
-
-
-def _merged(mapping: yaml.MappingNode) -> list[yaml.MappingNode]:
-    """The mappings that "<<" takes over, the first being the strongest."""
-    merged: list[yaml.MappingNode] = []
-    for key, value in mapping.value:
-        if key.tag == MERGE:
-            merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
-    return merged
-
-
-def _edit(mapping: yaml.MappingNode, commit: str, text: str) -> Edit:
-    """What puts `revision: "<commit>"` into a mapping, in the style that it has.
+def _write_revision(mapping, commit: str) -> None:
+    """Puts `revision: "<commit>"` beside the source of a mapping.
 
     Without a source of its own, a mapping has it from another by "<<": there the revision is written, too.
     """
-    keys = {key.value: (key, value) for key, value in mapping.value if key.tag != MERGE}
-    quoted = f'"{commit}"'  # without quotes a commit of digits would be a number
-    if "revision" in keys:
-        start, end = _span(*keys["revision"], text)
-        blank = "" if text[start - 1] == " " else " "
-        return Edit(start, end, blank + quoted)
-    if not SOURCE & keys.keys():
-        origin = next(merged for merged in _merged(mapping) if SOURCE & _entries(merged).keys())
-        return _edit(origin, commit, text)
-    key, value = keys.get("source") or keys["checkpoint"]
-    if mapping.flow_style:
-        _, end = _span(key, value, text)
-        return Edit(end, end, f", revision: {quoted}")
-    start = key.start_mark.index
-    line_end = "\r\n" if "\r\n" in text else "\n"
-    return Edit(start, start, f"revision: {quoted}{line_end}{' ' * key.start_mark.column}")
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-
-def _span(key: yaml.Node, value: yaml.Node, text: str) -> tuple[int, int]:
-    """From where to where a value is written: what follows its anchor, or the alias that stands for it."""
-    start = value.start_mark.index
-    if start < key.start_mark.index:  # where the anchor is
-        return ALIAS.search(text, key.end_mark.index).span()
-    anchor = ANCHOR.match(text, start)
-    return anchor.end() if anchor else start, value.end_mark.index
+    own = [key for key, _ in mapping.non_merged_items()]
+    source = next((key for key in own if key in SOURCE), None)
+    quoted = DoubleQuotedScalarString(commit)  # without quotes a commit of digits would be a number
+    if "revision" in own:
+        mapping["revision"] = quoted
+    elif source:
+        # before it in a block, where the comments of a line follow it; "<<" counts too
+        place = own.index(source) + bool(mapping.merge) + bool(mapping.fa.flow_style())
+        mapping.insert(place, "revision", quoted)
+    else:
+        _write_revision(next(merged for merged in mapping.merge if SOURCE & merged.keys()), commit)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ import psutil
 from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL
+from .folders import clear, is_alive
 from .inputs import check_recipe, is_trained
 from .jobs import folder_of
 from .notebooks import STARTED_BY, profile_parameters
@@ -138,9 +139,8 @@ def _the_only_pipeline(build: Path) -> Iterator[IO]:
         killed_on = lock.read()
         if not killed_on and any(locks.glob("*")):
             raise MeeError(f"Snakemake is running here: wait for it (if it is not, delete {locks}).")
-        if killed_on == platform.node():
-            _remove_partial_files(build)
-            _remove_partial_files(output_root())
+        for root in (build, output_root()):
+            clear(root)
         shutil.rmtree(locks, ignore_errors=True)
         _write(lock, platform.node())
         yield lock
@@ -152,17 +152,6 @@ def _write(lock: IO, text: str) -> None:
     lock.truncate(0)
     lock.write(text)
     lock.flush()
-
-
-def _remove_partial_files(root: Path) -> None:
-    """Removes what processes that are gone had begun to write (`complete_file`, `results.staged`)."""
-    for path in list(root.rglob(".*.partial*")):
-        writer = re.search(r"\.(\d+)\.partial", path.name)
-        if writer and not psutil.pid_exists(int(writer[1])):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def reproduce(profile: str, data: str | None, cores: int | None, force: bool) -> Path:
@@ -188,8 +177,11 @@ def end_with_pipeline() -> None:
     """In a job: ends its process group when the process that started the pipeline is gone, killed perhaps."""
 
     def watch() -> None:
-        while psutil.pid_exists(int(os.environ[STARTED_BY])):
-            time.sleep(1)
+        starter = int(os.environ[STARTED_BY])
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(starter)  # knows when it began: another one may get its number
+            while is_alive(process):
+                time.sleep(1)
         os.killpg(0, signal.SIGTERM)
 
     if STARTED_BY in os.environ:

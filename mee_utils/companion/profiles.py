@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,18 +17,19 @@ import pydantic
 import yaml
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
 
-from ..common.errors import LARGEST_SEED, MeeError, check_choice, nearest, one_line
+from ..common.errors import LARGEST_SEED, MeeError, check_choice, nearest, one_line, shown
 from ..common.files import ROOT
 from ..tasks import TASKS
 from ..tasks.loading import checked_languages
 from ..tasks.synthetic.questions import LESSONS
+from .notebook_files import notebook_names
 
-NOTEBOOKS = ROOT / "notebooks"
-FOLDER = NOTEBOOKS / "profiles"
+FOLDER = ROOT / "notebooks" / "profiles"
 # where `make data` puts corpora, and where they are read if DATA is not given
 FETCHED = Path(os.environ.get("MEE_DATA") or ROOT / "data")
 IN_DATA = "{data}"  # in a source: the DATA folder
 ENDINGS = (".yaml", ".yml")
+SPECIAL = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")  # keys that YAML makes something else of
 RESERVED = ("bench", "build")  # folders of results that belong to no profile
 # tags of pydantic for the kinds of models; `first_mistake` takes them out of messages
 READY = "[ready]"
@@ -406,33 +407,25 @@ class Profile(Strict):
                 )
             return self
         depth = self.training.shape.num_decoder_layers
-        for key, layer in self._exit_layers().items():
-            _check_layer(key, layer, depth - 1, depth)
-        for key, layer in self._other_layers().items():
-            _check_layer(key, layer, depth, depth)
+        for key, layer, deepest in self._named_layers(depth):
+            if isinstance(layer, int) and layer > deepest:  # what is no number is refused elsewhere
+                deep = f"{layer} is too deep for the {depth} layers of the shape; at most {deepest}"
+                raise ValueError(f"{key}: {deep}")
         return self
 
-    def _exit_layers(self) -> dict[str, object]:
-        """The layers at which tokens are to exit, by key; None where nothing is said."""
-        layers: dict[str, object] = {}
+    def _named_layers(self, depth: int) -> Iterator[tuple[str, object, int]]:
+        """Key, layer and the deepest that will do: at the last one nothing exits, but it can be looked at."""
         for part in ("backbones", "compared"):
             for name, recipe in getattr(self.training, part).items():
-                layers[f"training.{part}.{name}.exit_layer"] = getattr(recipe, "exit_layer", None)
+                yield f"training.{part}.{name}.exit_layer", getattr(recipe, "exit_layer", None), depth - 1
         if "min_layer" in self.results.model_fields_set:  # a model that is only trained needs none that fits
-            layers["results.min_layer"] = self.results.min_layer
-        for notebook, parameters in self.notebooks.items():
-            layers[f"notebooks.{notebook}.min_layer"] = parameters.get("min_layer")
-        return layers
-
-    def _other_layers(self) -> dict[str, object]:
-        """The layers that are looked at or counted, by key; None where nothing is said."""
-        layers: dict[str, object] = {}
+            yield "results.min_layer", self.results.min_layer, depth - 1
         if self.ablations:
-            layers["ablations.layers"] = self.ablations.layers
+            yield "ablations.layers", self.ablations.layers, depth
         for notebook, parameters in self.notebooks.items():
-            for name in LAYER_PARAMETERS:
-                layers[f"notebooks.{notebook}.{name}"] = parameters.get(name)
-        return layers
+            for name in ("min_layer", *LAYER_PARAMETERS):
+                deepest = depth - (name == "min_layer")
+                yield f"notebooks.{notebook}.{name}", parameters.get(name), deepest
 
     @model_validator(mode="after")
     def _known_models_and_notebooks(self) -> Profile:
@@ -534,25 +527,14 @@ def _check_examples(key: str, stages: Iterable[Stage], valid: list[str]) -> None
                 raise ValueError(f'{key}: there are no examples of "{name}": {nearest(name, valid)}')
 
 
-def _check_layer(key: str, layer: object, deepest: int, depth: int) -> None:
-    """Refuses a layer above the `deepest` that will do; what is no number is refused elsewhere."""
-    if isinstance(layer, int) and layer > deepest:
-        raise ValueError(f"{key}: {layer} is too deep for the {depth} layers of the shape; at most {deepest}")
-
-
 def profile_names() -> list[str]:
     """The profiles that come with the repository."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def notebook_names() -> list[str]:
-    """The notebooks of the repository, in order."""
-    return sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.py"))
-
-
 def is_file_name(profile: str | Path) -> bool:
     """Whether a profile is given as a YAML file, and not by its name."""
-    return str(profile).endswith(ENDINGS)
+    return str(profile).lower().endswith(ENDINGS)
 
 
 def profile_name(profile: str | Path) -> str:
@@ -603,26 +585,55 @@ def fetched_folder() -> str | None:
     return str(FETCHED) if FETCHED.is_dir() else None
 
 
-class _OneOfAKey(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would keep the last."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f'the key "{key}" is there twice, line {node.start_mark.line + 1} on')
-        return super().construct_mapping(node, deep)
-
-
 def _read_mapping(path: Path) -> dict:
+    """What a file holds, as `yaml.safe_load` reads it; a mistake is one line with the file and the key."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_OneOfAKey)
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        document = loader.get_single_node()
+        _check_node(loader, document, "", set())
+        content = loader.construct_document(document) if document else None
+    except RecursionError as error:
+        raise MeeError(f"{path} has lists or mappings nested too deeply to be a profile.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise MeeError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
+    except MeeError as error:
+        raise MeeError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         holds = "is empty" if content is None else f"holds a {type(content).__name__}"
         raise MeeError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
     return content
+
+
+def _check_node(loader: yaml.SafeLoader, node: yaml.Node | None, where: str, seen: set[yaml.Node]) -> None:
+    """Refuses values that YAML can make nothing of, and keys twice, of which it would keep the last.
+
+    Nodes are what a file holds before mappings are merged; of an alias there is one that was `seen` before.
+    """
+    if node is None or node in seen:
+        return
+    seen.add(node)
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(loader, node, where)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            _check_node(loader, value, f"{where[:-2]}.{number}: ", seen)
+    else:
+        keys = [key.value for key, _ in node.value]
+        for key, value in node.value:
+            if keys.count(key.value) > 1:
+                twice = f'the key "{key.value}" is there twice, line {node.start_mark.line + 1} on'
+                raise MeeError(f"{where}{twice}.")
+            if key.tag not in SPECIAL:
+                _check_node(loader, key, where, seen)
+            _check_node(loader, value, f"{where[:-2]}.{key.value}: ".removeprefix("."), seen)
+
+
+def _check_scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode, where: str) -> None:
+    try:
+        loader.construct_object(node)
+    except Exception as error:  # what int, float and date raise, and KeyError for a bool
+        said = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]} that YAML can read"
+        raise MeeError(f"{where}{said}; put a text in quotes.") from error
 
 
 def _check_name(name: str, path: Path) -> None:

@@ -1,8 +1,8 @@
 """Results that are stored already, and what `make bench` measured, read back. No model is run."""
 
-import json
 import operator
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
 from .digests import digest_of, file_digest
-from .notebook_files import SOURCES, notebook_names
+from .notebook_files import notebook_names
 from .profiles import profile_name
-from .results import READ, output_root
+from .results import READ, manifest_of, output_root
+from .statements import NOTEBOOKS
 
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks
 MEASURED = "measured"
@@ -64,16 +65,11 @@ def _stored(profile: str, notebook: str, file: str, needed: bool = True) -> Path
     if needed and not path.exists():
         raise MeeError(f"{path} is missing: {command}.")
     manifest = path.with_name("manifest.json")
-    digests = _files_of(manifest) if manifest.exists() else {}
+    digests = manifest_of(manifest)["files"] if manifest.exists() else {}
     READ[f"results {notebook}"] = digest_of(digests) if digests else ""
     if file in digests and file_digest(path) != digests[file]:
         raise MeeError(f"{path} was changed after it was made: restore it, or {command} FORCE=1.")
     return path if path.exists() else None
-
-
-def _files_of(manifest: Path) -> dict[str, str]:
-    """The files that a manifest lists: name -> sha256."""
-    return json.loads(manifest.read_text(encoding="utf-8"))["files"]
 
 
 def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
@@ -117,7 +113,7 @@ def measured_before(profile: str, name: str) -> pd.DataFrame | None:
 
 def read_manifest(profile: str, notebook: str) -> dict:
     """The manifest of the stored tables of a notebook, or of the measurements."""
-    return json.loads(_stored(profile, notebook, "manifest.json").read_text(encoding="utf-8"))
+    return manifest_of(_stored(profile, notebook, "manifest.json"))
 
 
 @dataclass(frozen=True)
@@ -255,10 +251,7 @@ def claims_of(profile: str) -> tuple[pd.DataFrame, list[str]]:
     """
     tables = {}
     missing = []
-    for name in notebook_names():
-        source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
-        if '"claims")' not in source or name.startswith("08"):
-            continue
+    for name in [name for name in NOTEBOOKS if name in notebook_names() and name != "08_results"]:
         if _stored(profile, name, "claims.csv", needed=False):
             tables[name] = read_table(profile, name, "claims")
         else:
@@ -276,7 +269,8 @@ def inputs_of(profile: str) -> dict[str, str]:
     for root in (ROOT / "figures", output_root()):  # where both have results the second counts
         for manifest in (root / profile).glob("*/manifest.json"):
             if manifest.parent.name != "08_results":
-                inputs[f"results {manifest.parent.name}"] = digest_of(_files_of(manifest))
+                with suppress(MeeError):  # one that cannot be read is as good as none
+                    inputs[f"results {manifest.parent.name}"] = digest_of(manifest_of(manifest)["files"])
     return inputs
 
 

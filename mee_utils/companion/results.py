@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,11 +25,13 @@ from ..common.errors import MeeError
 from ..common.files import ROOT, build_root, complete_file, read_json
 from . import figures
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
+from .folders import locked, own_folder
 from .parameters import injected_parameters
 
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
 DIGEST = "application/x-mee-digest"  # the type of an output that holds a line with a hash: shown nowhere
+DIGESTS = ("inputs", "code", "files")  # parts of a manifest: name -> digest
 STAGED = "MEE_STAGED"  # "notebook=folder" that collects a strict run's results; set for its kernel alone
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib", "seaborn")
 READ: dict[str, str] = {}  # stored results that the run that began last has read: name -> digest ("": none)
@@ -48,8 +49,20 @@ def trial_folder(profile: str, notebook: str, parameters: dict) -> Path:
 
 def stored_seconds(profile: str) -> dict[str, float]:
     """How long the notebooks took whose results are stored."""
-    paths = (output_root() / profile).glob("[0-9]*/manifest.json")
-    return {path.parent.name: read_json(path)["seconds"] for path in paths}
+    seconds = {}
+    for path in (output_root() / profile).glob("[0-9]*/manifest.json"):
+        with suppress(MeeError, KeyError):  # `make status` says that it cannot be read
+            seconds[path.parent.name] = manifest_of(path)["seconds"]
+    return seconds
+
+
+def manifest_of(path: Path) -> dict:
+    """The manifest of stored results, as `Run.finish` writes it."""
+    content = read_json(path, "parameters", *DIGESTS)
+    for name, digest in [pair for part in DIGESTS for pair in content[part].items()]:
+        if not isinstance(digest, str):
+            raise MeeError(f"{path} has no digest of {name}: restore it from version control.")
+    return content
 
 
 class Run:
@@ -141,14 +154,14 @@ class Run:
 def staged(folder: Path) -> Iterator[Path]:
     """Yields an empty folder; without an error it takes the place of `folder`: of two in turn the later."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    suffix = f".{os.getpid()}.partial"
-    with tempfile.TemporaryDirectory(suffix, f".{folder.name}.", folder.parent) as temporary:
-        new = Path(temporary) / folder.name
+    with own_folder(folder.parent, f".{folder.name}.") as temporary:
+        new = temporary / folder.name
         new.mkdir()
         yield new
-        with suppress(FileNotFoundError):
-            folder.rename(Path(temporary) / "old")
-        new.rename(folder)
+        with locked(folder.parent):  # two may end at the same time
+            with suppress(FileNotFoundError):
+                folder.rename(temporary / "old")
+            new.rename(folder)
 
 
 def png(figure) -> bytes:

@@ -13,7 +13,7 @@ from .inputs import is_trained
 from .notebook_files import SOURCES, notebook_names, read_executed
 from .profiles import Profile
 from .result_tables import MACHINES, MEASURED, RETRAINED
-from .results import noted_digests, output_root
+from .results import manifest_of, noted_digests, output_root
 
 CODE = "mee_utils/"  # begins the names of changed modules
 KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them again
@@ -28,10 +28,8 @@ def states(profile: Profile) -> Iterator[tuple[str, str]]:
     retrained = [RETRAINED] if (output_root() / profile.name / RETRAINED).exists() else []
     for name in [MEASURED, *retrained, *notebook_names()]:
         try:
-            yield (
-                name,
-                f"left out: {profile.left_out[name]}" if name in profile.left_out else _state(profile, name),
-            )
+            left_out = profile.left_out.get(name)
+            yield name, f"left out: {left_out}" if left_out else _state(profile, name)
         except MeeError as error:
             yield name, f"unreadable: {error}"
 
@@ -112,13 +110,12 @@ def _record_of(path: Path) -> dict | None:
     """The manifest that lists a result, or what `make bench` says of a table; None if there is none."""
     manifest = path.with_name("manifest.json")
     machines = path.with_name(MACHINES)
-    if not path.exists():
-        return None
-    if manifest.exists():
-        content = read_json(manifest)
+    if path.exists() and manifest.exists():
+        content = manifest_of(manifest)
         return content if path.name in content["files"] else None
-    if machines.exists():
-        return read_json(machines).get(path.stem) if path.suffix == ".csv" else None
+    if path.exists() and machines.exists() and path.suffix == ".csv":
+        record = read_json(machines).get(path.stem)
+        return record if isinstance(record, dict) else None
     return None
 
 
@@ -127,13 +124,9 @@ def _cell_that_saved(path: Path, manifest: dict) -> str:
     beside = path.parent.with_suffix(".ipynb")
     book = beside if beside.exists() else SOURCES / f"{manifest['notebook']}.ipynb"
     table = manifest["files"].get(f"{path.stem}.csv", "no table")
-    line = re.compile(rf"^{path.stem}: .*sha256 {table[:8]}$", re.MULTILINE)
+    line = re.compile(rf"^{re.escape(path.stem)}: .*sha256 {table[:8]}$", re.MULTILINE)
     numbers = []
     for number, cell in enumerate(read_executed(book).cells):
-        outputs = cell.get("outputs", [])
-        printed = [
-            output.get("text", "") for output in outputs
-        ]  # notebooks that ran before lines were hidden
-        if line.search("\n".join([noted_digests(outputs), *printed])):
+        if line.search(noted_digests(cell.get("outputs", []))):
             numbers.append(str(number))
     return f"{str(book).removeprefix(f'{ROOT}/')}, cell {', '.join(numbers) or 'unknown'}"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from ..analysis.statistics import without_draws
 from ..analysis.suitability import Suitability, only, suitability
 from ..common.errors import MeeError, check_whole, nearest, shown
-from ..common.files import PACKAGE, complete_file
+from ..common.files import PACKAGE, check_writable, complete_file
 from ..common.sources import ENDINGS
 from ..tasks.kinds import TASKS
 from ..tasks.loading import load_task
@@ -78,7 +79,7 @@ def write(
     pictures = {name: path.with_name(f"{path.stem}-{name}.png") for name in ("settled", "rules")}
     _save(settled_figure(result), pictures["settled"])
     _save(rules_figure(result), pictures["rules"])
-    links = {name: picture.name for name, picture in pictures.items()}
+    links = {name: quote(picture.name) for name, picture in pictures.items()}
     with complete_file(path) as partial:
         partial.write_text(page(result, described, links) + "\n", encoding="utf-8")
     return f"page: {path}"
@@ -89,12 +90,9 @@ def _checked_output(output: str | None) -> Path | None:
     if output is None:
         return None
     path = Path(output)
-    if path.suffix != ".md" or path.is_dir():
+    if path.suffix.lower() != ".md" or path.is_dir():
         raise MeeError(f"output={output}: give a Markdown file, such as page.md.")
-    trial = path.with_name(f".{path.name}.try")
-    with complete_file(trial) as partial:
-        partial.touch()
-    trial.unlink()
+    check_writable(path)
     return path
 
 

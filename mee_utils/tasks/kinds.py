@@ -4,14 +4,14 @@ The layout of a corpus is recognised by its columns. `source="synthetic"` also n
 name in `synthetic.generator.GENERATORS`. Prompts are those of T5 (Raffel et al. 2020, appendix D).
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..common.errors import MeeError
+from ..common.errors import MeeError, shown
 from . import baselines, scores
 from .languages import language_name
+from .rows import parsed_json
 from .scores import References, Scores, Texts
 
 Languages = tuple[str, str]  # source and target
@@ -85,9 +85,9 @@ def _parsed(value: Any, column: str, form: str) -> dict:
     """A nested column as a dict without its nulls; in CSV files it is JSON text."""
     holds = f'Column "{column}" holds {str(value)[:60]!r}'
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
-        raise MeeError(f"{holds}, which is not JSON: write {form}.") from error
+        parsed = parsed_json(value) if isinstance(value, str) else value
+    except MeeError as error:
+        raise MeeError(f"{holds}, which {error}: write {form}.") from error
     if not isinstance(parsed, dict):
         raise MeeError(f"{holds}: write {form}.")
     return {key: item for key, item in parsed.items() if item is not None}
@@ -106,7 +106,7 @@ def _answers(column: Any) -> list[str]:
     if not answers or (isinstance(texts, str | list) and not any(texts)):
         raise Unanswerable(NO_ANSWER)
     if not isinstance(texts, list):
-        raise MeeError(f'Column "answers" has no list of texts but {answers!r}: write {form}.')
+        raise MeeError(f'Column "answers" has no list of texts but {shown(answers)}: write {form}.')
     return [_text(text, 'Column "answers"') for text in texts]
 
 

@@ -69,19 +69,45 @@ def _check_content(path: Path) -> None:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    opened = gzip.open if path.name.endswith(".gz") else open
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
     with opened(path, "rt", encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                reason = f"{error.msg} at character {error.pos + 1}"
-                raise MeeError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
+                row = parsed_json(line)
+            except MeeError as error:
+                raise MeeError(f"{path}, line {number} {error}: correct it.") from error
             if not isinstance(row, dict):
                 raise MeeError(f"{path}, line {number} is {line.strip()[:40]!r}, no object.")
             yield number, row
+
+
+def parsed_json(text: str):
+    """What a JSON text says; the `MeeError` of one that cannot be read goes on after its name.
+
+    >>> parsed_json('{"article": "one", "article": "two"}')
+    Traceback (most recent call last):
+    mee_utils.common.errors.MeeError: has the key 'article' twice
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_with_each_key_once)
+    except MeeError:
+        raise
+    except json.JSONDecodeError as error:
+        raise MeeError(f"is not JSON ({error.msg} at character {error.pos + 1})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise MeeError(f"cannot be read as JSON ({one_line(error, 80)})") from error
+
+
+def _with_each_key_once(pairs: list[tuple]) -> dict:
+    """A JSON object; of a key that is there twice it would keep the last."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MeeError(f"has the key {shown(twice)} twice")
+    return content
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
