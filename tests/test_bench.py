@@ -18,7 +18,7 @@ from transformers import T5Config
 
 from mee_utils import DraftPlan, ExitPolicy, MeeError
 from mee_utils.common.files import PACKAGE
-from mee_utils.companion.result_tables import BENCH, missed, one_machine, read_timings
+from mee_utils.companion.result_tables import BENCH, one_machine, read_timings
 from mee_utils.models.costs import DecoderSizes
 
 SIZES = replace(workloads.SHAPES["mini"], layers=6, vocabulary=300)
@@ -116,18 +116,6 @@ def test_every_part_gives_its_lines(stand_ins):
     layers = SIZES.layers * (6 * d * inner + 2 * d * SIZES.d_ff + 3 * d)
     expected = layers + 32 * heads + SIZES.vocabulary * d
     assert weights == pytest.approx(4 * expected / 1e6)
-
-
-def test_what_misses_its_target_is_named():
-    table = pd.DataFrame(
-        {
-            "what": list("abcd"),
-            "median": [2.1, 1.9, 1.1, 1.2],
-            "target": [">= 2.0", ">= 2.0", "<= 1.15", "<= 1.15"],
-        }
-    )
-    assert list(missed(table).what) == ["b", "d"]
-    assert missed(table.assign(target="")).empty
 
 
 def test_rivals_of_a_size_that_was_not_timed_now_are_kept(tmp_path, monkeypatch):

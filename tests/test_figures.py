@@ -231,12 +231,6 @@ def test_lines_in_the_colour_of_their_panel_are_grey_in_the_legend():
     assert {line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())} == {"#de8f05"}
 
 
-def test_small_print_is_what_there_is_of_its_parts():
-    assert figures.small_print("", "profile small", "bands: 95 % intervals") == (
-        "profile small; bands: 95 % intervals"
-    )
-
-
 def test_the_last_layer_is_no_pale_yellow():
     *_, last = figures.layer_styles(12).values()
     _, green, blue, _ = last.colour

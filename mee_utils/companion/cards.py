@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import jinja2
 import pandas as pd
 
 from ..common.files import PACKAGE, read_json, read_yaml
@@ -11,7 +10,8 @@ from ..tasks.kinds import TASKS
 from ..tasks.publishers.origins import Origin, load_origins
 from .figures import label
 from .profiles import Profile, load_profile
-from .report_tables import DATA, FIGURES, markdown
+from .report_tables import DATA, FIGURES
+from .templates import filled, markdown
 
 MANY = 20  # files, from which on a list would say nothing
 OBJECTIVES = {
@@ -50,7 +50,7 @@ def data_page() -> str:
     """The corpora: origin, licence, checksums, rows."""
     origins = load_origins()
     total = sum(origin.size for origin in origins.values())
-    return _filled(
+    return filled(
         "data",
         total=f"{total / 1e6:.0f} MB",
         corpora=_table(_corpus_row(origin) for origin in origins.values()),
@@ -60,16 +60,6 @@ def data_page() -> str:
         splits=_table(_split_rows(origins)),
         left_out=len(read_yaml("tasks/publishers/snips.yaml")["left_out"]),
     )
-
-
-def _filled(template: str, **fields) -> str:
-    """A template with its fields filled in; a field that is missing is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(f"{template}.md").render(fields)
 
 
 def _table(rows: Iterable[dict]) -> str:
@@ -108,7 +98,7 @@ def model_card(profile: Profile) -> str:
     main = manifests["calm"]
     folder = "notebooks" if profile.name == "small" else f"figures/{profile.name}"
     weights = PACKAGE / "checkpoints" / profile.name / "calm" / "model.safetensors"
-    return _filled(
+    return filled(
         "model_card",
         profile=profile.name,
         layers=main["shape"]["num_layers"],

@@ -36,7 +36,6 @@ BLUE = "#5b7a99"  # slate, of what is neither a model nor a rule
 INK = "#050505"  # nearly black: on any colour, this or white has a contrast of 4.5 or more
 BAND = ("low", "high")
 LIGHTEST = 0.85  # shade of the last layer, where 1 is the palest yellow
-GOES_ON = "lines that meet the edge of a panel go on beyond it"  # in the small print of such figures
 TOO_FEW = "nearly all tokens\nare final here"  # where rules cannot be ranked
 
 
@@ -252,11 +251,6 @@ def write_above(figure: matplotlib.figure.Figure, message: str = "", note: str =
         figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12.5, color="black")
     if note:
         figure.text(0.01, 1.01, textwrap.fill(note, int(18 * width)), va="bottom", fontsize=8, color=GREY)
-
-
-def small_print(*parts: str) -> str:
-    """The note of a figure: what there is of its parts, one behind the other."""
-    return "; ".join(part for part in parts if part)
 
 
 def _even_lines(text: str, width: int) -> str:

@@ -10,9 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
-import jinja2
 import pandas as pd
 
 from ..common.files import ROOT, complete_file
@@ -20,9 +18,10 @@ from . import cards, report_tables, sentences
 from .catalogue import MAIN_MODEL, MEE_RULES
 from .digests import file_digest
 from .figures import label
-from .report_tables import BENCH, FIGURES, QUALITY, markdown, stored
+from .report_tables import BENCH, FIGURES, QUALITY, stored
 from .result_tables import KEEPS_IT
 from .statements import BUGS
+from .templates import filled, markdown
 
 INDEX = ROOT / "notebooks" / "index.ipynb"
 README_PART = re.compile(r"(<!-- (\w+): make results -->\n).*?(<!-- end of \w+ -->)", re.DOTALL)
@@ -75,13 +74,8 @@ def list_of_notebooks() -> str:
 
 def page(name: str) -> str:
     """One of `pages/*.md` with its numbers and tables filled in; a name that is unknown is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
     fields = {"table": table, "ledger": ledger, "papers": PAPERS, "bugs": BUGS, "label": label}
-    return environment.get_template(f"{name}.md").render(**fields, **numbers())
+    return filled(name, **fields, **numbers())
 
 
 def table(name: str, *arguments) -> str:
@@ -122,7 +116,7 @@ def numbers() -> dict[str, str]:
 
 def real(name: str, **wanted) -> pd.DataFrame:
     """The rows of a table of real text with these values."""
-    rows = pd.read_csv(FIGURES / "real" / f"{name}.csv")
+    rows = sentences.real(name)
     for column, value in wanted.items():
         rows = rows[rows[column] == value]
     return rows

@@ -4,7 +4,6 @@ A function returns texts as they are shown, a column named as readers see it. Ro
 then those of synthetic data.
 """
 
-import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -34,13 +33,6 @@ def stored(table: str) -> pd.DataFrame:
             parts.append(pd.read_csv(path).assign(data=data))
     together = pd.concat(parts, ignore_index=True)
     return together.assign(task=together.task.map(label)) if "task" in together else together
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table of texts and names as Markdown, without the spaces that only align."""
-    shown = table.astype(object).where(table.notna(), "").rename(columns=label)
-    text = shown.map(str).to_markdown(index=False, disable_numparse=True)
-    return re.sub("-{4,}", "---", re.sub(" {2,}", " ", text))
 
 
 def with_range(rows: pd.DataFrame, middle: str, low: str, high: str, form: str = ".2f") -> pd.Series:

@@ -1,6 +1,5 @@
 """Results that are stored already, and what `make bench` measured, read back. No model is run."""
 
-import operator
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -349,12 +348,3 @@ def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
     times = times.assign(kind=unverified.where(times.part == "lossy shapes", "verified"))
     best = times.sort_values("speed", ascending=False, kind="stable").drop_duplicates(by).sort_values(by)
     return best.assign(low=best.lowest, high=best.highest).reset_index(drop=True)
-
-
-def missed(table: pd.DataFrame) -> pd.DataFrame:
-    """The lines whose median misses the target that stands beside it."""
-    signs = {"<=": operator.le, ">=": operator.ge}
-    misses = []
-    for median, target in zip(table["median"], table.target, strict=True):
-        misses.append(bool(target) and not signs[target[:2]](median, float(target[2:])))
-    return table[np.array(misses, dtype=bool)]

@@ -114,10 +114,6 @@ class Run:
         if os.environ.get("MEE_PDF"):
             figure.savefig(self.folder / f"{name}.pdf", bbox_inches="tight")
 
-    def save_json(self, content: dict, name: str) -> None:
-        """Writes content that is no table as JSON; `name` with its ending."""
-        self._write(_checked(name), (json.dumps(content, indent=1) + "\n").encode())
-
     def save_file(self, path: Path) -> None:
         """Copies a file that is a result."""
         self._write(_checked(path.stem) + path.suffix, path.read_bytes())

@@ -34,9 +34,9 @@ from .jobs import Job
 from .kinds import QUALITY
 from .measure import RuleDecoder
 from .profiles import Profile, load_profile
-from .report_tables import markdown
 from .result_tables import KEEPS_IT, KEYS, UNDECIDED, Measured, read_table, settings_of
 from .results import processor
+from .templates import markdown
 
 ROW = "this rule"  # its name in the tables, whatever it is called
 LOSSES = (0.01, 0.05)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
 from urllib.parse import quote
 
 import numpy as np
@@ -12,19 +11,19 @@ import pandas as pd
 from ..analysis.statistics import without_draws
 from ..analysis.suitability import Suitability, only, suitability
 from ..common.errors import MeeError, check_whole, nearest, shown
-from ..common.files import PACKAGE, check_writable, complete_file
+from ..common.files import check_writable, complete_file
 from ..common.sources import ENDINGS
 from ..tasks.kinds import TASKS
 from ..tasks.loading import load_task
 from ..tasks.rows import rows
 from . import figures
 from .result_tables import BENCH
+from .templates import filled, markdown
 
 INPUT = "input"  # the column of a file of prompts
 SOURCE = "synthetic"  # of a task, and its split, if nobody says which
 SPLIT = "validation"
 LAYERS_SHOWN = 12  # rows of the table of settled tokens, at most
-TEMPLATE = PACKAGE / "companion" / "suitability.md"
 SETTLED_COLUMNS = ("layer", "tokens whose prediction is final")
 RULE_COLUMNS = (
     "loss wanted",
@@ -122,58 +121,32 @@ def _inputs(task: str, source: str, split: str, limit: int) -> tuple[list[str], 
 
 
 def page(result: Suitability, inputs: str, pictures: Mapping[str, str] | None = None) -> str:
-    """The page as Markdown.
+    """The page as Markdown (`pages/suitability.md`).
 
     Args:
         result: what is reported.
         inputs: what the model was traced on, in words.
         pictures: "settled" and "rules" -> the address of a picture; by default there are none.
     """
-    pictures = pictures or {}
-    template = Template(TEMPLATE.read_text(encoding="utf-8"))
-    text = template.substitute(
-        model=result.model,
-        verdict=result.verdict,
-        examples=result.examples,
+    gains = simulated_gains()
+    text = filled(
+        "suitability",
+        result=result,
         inputs=inputs,
-        tokens=f"{result.tokens:,}",
-        not_used=_not_used(result),
-        cut=_cut(result),
-        layers=result.layers,
-        settled_picture=_picture(pictures, "settled", "Share of tokens whose prediction is final, by layer"),
-        settled=_table(SETTLED_COLUMNS, _settled_rows(result)),
+        pictures=pictures or {},
         oracle_layer=f"{only(result.oracle, 'mean_exit_layer'):.1f}",
         oracle_flops=f"{only(result.oracle, 'flops_share'):.0%}",
-        rules_picture=_picture(pictures, "rules", "FLOPs of each rule at each loss"),
+        settled=_table(SETTLED_COLUMNS, _settled_rows(result)),
         rules=_table(RULE_COLUMNS, _rule_rows(result)),
         drafts=_table(DRAFT_COLUMNS, _draft_rows(result)),
-        checked=_checked_speeds(),
+        timed=len(gains),
+        gained=[f"{share:.0%}" for share in gains.quantile([0.25, 0.5, 0.75])],
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def _not_used(result: Suitability) -> str:
-    """Says which settings stored with the model were left out: with them it would write something else."""
-    if not result.not_used:
-        return ""
-    return f" **Settings stored with the model were not used: {', '.join(result.not_used)}.**"
-
-
-def _cut(result: Suitability) -> str:
-    """Says that inputs were cut, and to what."""
-    if not result.cut:
-        return ""
-    many = f"{result.cut} of {result.examples} inputs were too long and cut to their first {result.longest}"
-    return f" **{many} tokens**: what a prompt says at its end is missing there."
-
-
-def _picture(pictures: Mapping[str, str], name: str, text: str) -> str:
-    return f"![{text}]({pictures[name]})\n" if name in pictures else ""
-
-
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of texts."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *lines))
+    return markdown(pd.DataFrame(lines, columns=list(header)))
 
 
 def _settled_rows(result: Suitability) -> list[list[str]]:
@@ -226,19 +199,6 @@ def _deciding(row: pd.DataFrame) -> str:
     return row.decides.item() + above
 
 
-def _checked_speeds() -> str:
-    """How much of a simulated gain was measured where there are both."""
-    gains = simulated_gains()
-    if gains.empty:
-        return ""
-    quarter, median, three_quarters = gains.quantile([0.25, 0.5, 0.75])
-    return (
-        f"Where `make bench` timed verified exits ({len(gains)} settings of the small models here, one "
-        f"output at a time), decoding gained {median:.0%} of what was simulated ({quarter:.0%} to "
-        f"{three_quarters:.0%} in the middle half)."
-    )
-
-
 def simulated_gains() -> pd.Series:
     """Which share of the simulated gain in speed was measured, for each setting of verified exits."""
     path = BENCH / "lossless.csv"
@@ -256,19 +216,11 @@ def settled_figure(result: Suitability):
     """The share of settled tokens at each layer."""
     figures.use_style()
     table = without_draws(result.settled).assign(model=result.model)
-    return figures.facets(
-        table,
-        figures.lines,
-        "model",
-        x="layer",
-        y="share",
-        by="model",
-        band=figures.BAND,
-        clip=(0, 1),
-        ylabel="share of tokens whose\nprediction is final",
-        width=4.5,
-        with_legend=False,
-    )
+    figure, panels = figures.panels(table, "model", width=4.5)
+    for axis, part in panels:
+        figures.lines(axis, part, "layer", "share", "model", figures.BAND, clip=(0, 1))
+        axis.set_ylabel("share of tokens whose\nprediction is final")
+    return figure
 
 
 def rules_figure(result: Suitability):
@@ -276,20 +228,14 @@ def rules_figure(result: Suitability):
     figures.use_style()
     table = without_draws(result.rules).sort_values("flops_share", kind="stable")
     table = table.assign(loss=[f"at a loss of {wanted:.0%}" for wanted in table.wanted])
-    return figures.facets(
-        table.sort_values("wanted", kind="stable"),
-        _draw_rules,
-        "loss",
-        sharey=False,
-        xlabel="FLOPs (1: full depth)",
-        width=4.8,
-        with_legend=False,
+    figure, panels = figures.panels(
+        table.sort_values("wanted", kind="stable"), "loss", sharey=False, width=4.8
     )
-
-
-def _draw_rules(axis, rows: pd.DataFrame) -> None:
-    figures.bars(axis, rows, "flops_share", band=("flops_share_low", "flops_share_high"))
-    axis.axvline(1.0, color=figures.GREY, linewidth=1)
+    for axis, part in panels:
+        figures.bars(axis, part, "flops_share", band=("flops_share_low", "flops_share_high"))
+        axis.axvline(1.0, color=figures.GREY, linewidth=1)
+        axis.set_xlabel("decoder FLOPs (1 = full depth)")
+    return figure
 
 
 def _save(figure, path: Path) -> None:
