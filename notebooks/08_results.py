@@ -20,7 +20,7 @@
 profile = "small"  # whose stored results: small, real
 data = ""  # not read here: everything is stored
 main = "calm"  # the model that every rule was decoded with
-quality = 0.99  # share of the full score that must be kept
+quality = None  # share of the full score that must be kept; None: that of the profile
 delta = 0.1  # mean consistency loss that is guaranteed
 
 # %% tags=["hide-input"]
@@ -37,6 +37,7 @@ from mee_utils.companion.published_setting import BATCHES, EXACT, first_exit_lay
 
 experiment = Experiment.of_notebook("08_results", globals())
 name = experiment.profile.name
+quality = experiment.settings["quality"]
 experiment.run.inputs |= result_tables.inputs_of(name)
 stored = result_tables.read_measured(name)
 tasks = list(stored.settings.task.unique())
