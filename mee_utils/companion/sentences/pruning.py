@@ -40,7 +40,10 @@ def _ranks(real):
         (medians.vanilla.loc[2] > 8).all(),
     )
     early = medians.loc[:FIRST]
-    yield "Here it is the other way round in the first layers", (early.pretrained < early.vanilla).all(axis=None)
+    yield (
+        "Here it is the other way round in the first layers",
+        (early.pretrained < early.vanilla).all(axis=None),
+    )
     scores = real("03_pruning/complete_table").query("reduction == 'full_depth'")
     scores = scores.pivot(index="task", columns="model", values="score")
     yield "our pre-trained model cannot do any of the tasks", (scores.pretrained < scores.vanilla / 4).all()
@@ -81,10 +84,7 @@ def _minimum(real):
         decoded.loc[["vanilla", "calm"]].retained.min() > 0.9695 and decoded.flops_share.vanilla.min() > 1,
     )
     yield "exits from layer 1 on keep nothing of vanilla's", (decoded.retained_from_first.vanilla == 0).all()
-    yield (
-        "and 49 to 83 % of CALM's",
-        ends(decoded.retained_from_first.calm) == [49, 83],
-    )
+    yield ("and 49 to 83 % of CALM's", ends(decoded.retained_from_first.calm) == [49, 83])
 
 
 def _decoded(real):
@@ -96,7 +96,10 @@ def _decoded(real):
         kept.loc[task] for task in ("question_answering", "summarization", "translation")
     )
     fixed = calm.xs("fixed", level="reduction")
-    yield "CALM keeps 97 % or more of it, whichever way the vocabulary is pruned", calm.retained.min() > 0.9695
+    yield (
+        "CALM keeps 97 % or more of it, whichever way the vocabulary is pruned",
+        calm.retained.min() > 0.9695,
+    )
     yield "changes less than 1 % of the tokens up to the first that differs", fixed.other_token.max() < 0.01
     yield "up to 24 % of the outputs differ", percent(fixed.other_output.max()) == [24]
     yield (
@@ -141,18 +144,22 @@ def _costs(real):
         "over 256 tokens it costs a fiftieth of a layer and pays at almost any depth",
         round(1 / short.share_of_layer, -1) in (50, 60) and short.break_even > 0.98,
     )
+    times = real("03_pruning/times").query("model == 'calm'")
     timed = decoder("one decision").query("shape == 't5-large' and what == 'softmax_margin'")
     yield "04 measures 1.1 layers for the same decision", timed.measured.str.startswith("1.1").all()
-    times = real("03_pruning/times").query("model == 'calm'")
     speed = times.pivot(index=["batch", "task"], columns="reduction", values="speed").astype(float)
     gain = (speed.fixed / speed.unpruned).loc[1]
     others = gain.drop("question_answering")
     yield (
-        "a fixed list makes CALM 16 to 20 % faster than the whole vocabulary on summarization and translation",
+        "a fixed list makes CALM 16 to 20 % faster than the whole vocabulary on summarization and "
+        "translation",
         ends(others - 1) == [16, 20],
     )
     yield "no faster on question answering", gain.question_answering < 1
-    yield "in batches it makes little difference", (speed.fixed / speed.unpruned).loc[100].between(1, 1.05).all()
+    yield (
+        "in batches it makes little difference",
+        (speed.fixed / speed.unpruned).loc[100].between(1, 1.05).all(),
+    )
     yield (
         "faster than full depth on question answering alone, one output at a time",
         (speed.fixed[1].drop("question_answering") < 1.005).all()
@@ -166,8 +173,8 @@ def _equal(real):
     spent = equal[equal.wanted == 0.99].pivot(index="task", columns="rule", values="flops_share")
     listed = spent[["fixed", "few", "decaying"]]
     yield (
-        "take 51 to 55 % of full depth's FLOPs on question answering, 76 to 78 % on translation and 91 to 93 % on "
-        "summarization",
+        "take 51 to 55 % of full depth's FLOPs on question answering, 76 to 78 % on translation and 91 to "
+        "93 % on summarization",
         [ends(listed.loc[task]) for task in ("question_answering", "translation", "summarization")]
         == [[51, 55], [76, 78], [91, 93]],
     )
@@ -182,7 +189,8 @@ def _equal(real):
     )
     strict = equal[equal.wanted == 0.995].set_index(["rule", "task"])
     yield (
-        "no threshold of a fixed list reaches 99.5 % on summarization; with a whole last layer, 95 % of the FLOPs do",
+        "no threshold of a fixed list reaches 99.5 % on summarization; with a whole last layer, 95 % of the "
+        "FLOPs do",
         strict.mean_exit_layer["fixed", "summarization"] == 12
         and percent(strict.flops_share["few", "summarization"]) == [95],
     )
