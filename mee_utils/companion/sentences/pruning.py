@@ -46,7 +46,11 @@ def _ranks(real):
     )
     scores = real("03_pruning/complete_table").query("reduction == 'full_depth'")
     scores = scores.pivot(index="task", columns="model", values="score")
-    yield "our pre-trained model cannot do any of the tasks", (scores.pretrained < scores.vanilla / 4).all()
+    share = scores.pretrained / scores.vanilla
+    yield (
+        "scores 0 on two of the tasks, and less than a third of vanilla's score on summarization",
+        share.summarization < 1 / 3 and (share.drop("summarization") < 0.002).all(),
+    )
 
 
 def _lists(real):
@@ -84,7 +88,7 @@ def _minimum(real):
         decoded.loc[["vanilla", "calm"]].retained.min() > 0.9695 and decoded.flops_share.vanilla.min() > 1,
     )
     yield "exits from layer 1 on keep nothing of vanilla's", (decoded.retained_from_first.vanilla == 0).all()
-    yield ("and 49 to 83 % of CALM's", ends(decoded.retained_from_first.calm) == [49, 83])
+    yield ("and 48 to 83 % of CALM's", ends(decoded.retained_from_first.calm) == [48, 83])
 
 
 def _decoded(real):
@@ -92,9 +96,7 @@ def _decoded(real):
     rows = rows.set_index(["model", "task", "reduction"]).sort_index()
     calm, vanilla = rows.loc["calm"], rows.loc["vanilla"]
     kept = vanilla.retained.unstack("reduction")
-    answers, summaries, translations = (
-        kept.loc[task] for task in ("question_answering", "summarization", "translation")
-    )
+    answers, translations = kept.loc["question_answering"], kept.loc["translation"]
     fixed = calm.xs("fixed", level="reduction")
     yield (
         "CALM keeps 97 % or more of it, whichever way the vocabulary is pruned",
@@ -104,7 +106,7 @@ def _decoded(real):
     yield "up to 24 % of the outputs differ", percent(fixed.other_output.max()) == [24]
     yield (
         "it keeps 47 % of its score on question answering, 55 % on translation and nothing on summarization",
-        percent(answers.unpruned, translations.unpruned, summaries.unpruned) == [47, 55, 0],
+        percent(answers.unpruned, translations.unpruned, kept.unpruned.summarization) == [47, 55, 0],
     )
     whole = vanilla.xs("unpruned", level="reduction")
     yield (
