@@ -35,17 +35,6 @@ def recall(trace: Trace, sizes: Sequence[int], **labels) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def kept_by_layer(replayed: PolicyReplay, **labels) -> pd.DataFrame:
-    """How many tokens keep their full-depth prediction at each layer that computes logits.
-
-    One row a layer: `recall` with `low` and `high`, and `ids`, the rows of the LM head that are multiplied
-    there if no token exits, a mean over tokens.
-    """
-    kept = mean_interval(replayed.kept[:, replayed.layers - 1], replayed.trace.sequence)
-    ids = np.diff(replayed.readout_rows, axis=1, prepend=0).mean(axis=0)
-    return pd.DataFrame({**labels, "layer": replayed.layers, **kept.columns("recall"), "ids": ids})
-
-
 def minimum_layer(replayed: PolicyReplay, precision: float = 0.95, **labels) -> dict:
     """The minimum exit layer that a model and task call for, in place of a guess.
 

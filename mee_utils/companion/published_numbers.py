@@ -14,51 +14,34 @@ from .statements import FOLDER
 REDUCTION_COLUMNS = [
     *("model", "dataset", "reduction", "depth", "seconds", "samples_per_second", "samples", "score"),
     *("score_at_full_depth", "our_model", "our_task", "our_score", "our_score_unpruned", "our_depth"),
-    *("our_seconds", "our_samples_per_second"),
     "why_they_differ",
 ]
 
 
-def published_reductions(complete: pd.DataFrame, times: pd.DataFrame, layers: int) -> pd.DataFrame:
+def published_reductions(ours: pd.DataFrame, layers: int) -> pd.DataFrame:
     """The published table, row by row, beside our rows of the same kind (NaN where we have none).
 
-    A `depth` is the mean exit layer as a share of all; `samples`, how many examples a published row is about;
-    `our_seconds`, what we take for as many, one at a time.
+    A `depth` is the mean exit layer as a share of all; `samples`, how many examples a published row is about.
 
     Args:
-        complete: ours: `model`, `task`, `reduction` ("unpruned", "fixed", "decaying"), `score` and
-            `mean_exit_layer`.
-        times: ours: `model`, `task`, `reduction`, `batch` and `samples_per_second`; no rows: not timed.
+        ours: `model`, `task`, `reduction` ("unpruned", "fixed", "decaying"), `score` and `mean_exit_layer`.
         layers: the depth of our models.
     """
     published = pd.read_csv(FOLDER / "reductions.csv")
     published["depth"] = published.mean_exit_layer / published.layers
     published["samples"] = (published.seconds * published.samples_per_second).round().astype(int)
-    ours = complete.set_index(["model", "task", "reduction"])
-    single = times[times.batch == 1].set_index(["model", "task", "reduction"])
-    rows = []
-    for row in published.itertuples():
-        same_model = (published.model == row.model) & (published.dataset == row.dataset)
-        at_full = published[same_model & (published.reduction == "full_depth")]
-        reduction = "unpruned" if row.reduction == "full_depth" else row.reduction
-        key = (row.our_model, row.our_task)
-        samples_per_second = _lookup(single.samples_per_second, *key, reduction)
-        rows.append(
-            {
-                "score_at_full_depth": at_full.score.item(),
-                "our_score": _lookup(ours.score, *key, reduction),
-                "our_score_unpruned": _lookup(ours.score, *key, "unpruned"),
-                "our_depth": _lookup(ours.mean_exit_layer, *key, reduction) / layers,
-                "our_seconds": row.samples / samples_per_second,
-                "our_samples_per_second": samples_per_second,
-            }
-        )
-    return pd.concat([published, pd.DataFrame(rows)], axis=1)[REDUCTION_COLUMNS]
-
-
-def _lookup(values: pd.Series, *key: str) -> float:
-    """The value with this key; NaN where there is none."""
-    return values.get(key, np.nan)
+    full = published[published.reduction == "full_depth"].rename(columns={"score": "score_at_full_depth"})
+    rows = published.merge(full[["model", "dataset", "score_at_full_depth"]], on=["model", "dataset"])
+    ours = ours.assign(our_depth=ours.mean_exit_layer / layers)
+    ours = ours.rename(columns={"model": "our_model", "task": "our_task", "score": "our_score"})
+    # "full_depth" is the paper's name for an unpruned margin: its tokens exit
+    ours = ours[ours.reduction != "full_depth"].replace({"reduction": {"unpruned": "full_depth"}})
+    keys = ["our_model", "our_task"]
+    unpruned = ours[ours.reduction == "full_depth"].rename(columns={"our_score": "our_score_unpruned"})
+    rows = rows.merge(unpruned[[*keys, "our_score_unpruned"]], "left", keys)
+    rows = rows.merge(ours[[*keys, "reduction", "our_score", "our_depth"]], "left", [*keys, "reduction"])
+    rows[keys] = rows[keys].where(rows.our_score.notna())
+    return rows[REDUCTION_COLUMNS]
 
 
 def published_main_figure() -> pd.DataFrame:
