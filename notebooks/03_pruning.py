@@ -358,8 +358,8 @@ display(by_rule[by_rule.model.isin(tuned)].replace({name: figures.label(name) fo
 #
 # ## The paper's table beside ours
 #
-# The paper's models exit from about `VANILLA_FROM` (14 of 24 layers) on: the mean exit layers of its pruned runs are at 59
-# to 63 % of the depth. So we decode vanilla, the ordinary fine-tuned model, with exits from that share of the depth on. A
+# The paper's models exit from about `VANILLA_FROM` (14 of 24 layers) on: its pruned T5-large exits at 59 to 63 % of
+# the depth. So we decode vanilla, the ordinary fine-tuned model, with exits from that share of the depth on. A
 # published row is matched to ours if its model is fine-tuned and we have its task; its "full depth", which exits as well,
 # to our margin over the whole vocabulary. In both, pruning includes the last layer. Scores cannot be compared across models
 # and corpora; the effect of pruning can. Published rows rest on about ten examples.
@@ -388,7 +388,10 @@ shown = shown[["model", "dataset", "reduction", "depth", "kept", "our_task", "ou
 display(shown.round(2).reset_index(drop=True).replace({"our_task": figures.LABELS}))
 
 # %% [markdown]
-# TODO
+# On question answering we find what the paper reports: pruning leaves 80 % of the unpruned score with a fixed list and 84 %
+# with a decaying one, the published run 80 %. On summarization about 90 % are left, and next to nothing in the published
+# runs. Final tokens that are missing from a list cannot explain scores of 0; list positions that are taken for token ids
+# can (08). At the same threshold our tokens exit later, at 78 to 84 % of the depth.
 #
 # ## What a decision costs
 #
