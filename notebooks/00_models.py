@@ -87,8 +87,8 @@ for name, task in tasks.items():
 # $$\mathcal{L}_{KD} = \frac{1}{S} \sum_{i=1}^{S} \mathrm{MSE}\bigl(H^i, \mathrm{sg}(H^{m(i)})\bigr),
 # \qquad m(i) = \arg\min_{j > S} \mathrm{MSE}(H^i, H^j).$$
 #
-# *Alternating* training (BERxiT, Xin et al. 2021), which only profile `small` tries, takes turns: the last layer has
-# every other step to itself, and all layers share the steps between.
+# *Alternating* training (BERxiT, Xin et al. 2021), tried on synthetic data only, takes turns: the last layer has every
+# other step to itself, and all layers share the steps between.
 
 # %%
 objectives = {name: Objective(b.objective, b.exit_layer) for name, b in training.objectives.items()}

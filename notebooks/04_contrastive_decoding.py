@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 04 · Does contrasting with an earlier layer improve exit decisions?
+# # 04 · Contrast: does an earlier layer improve exit decisions?
 #
 # [‹ 03 pruning](03_pruning.ipynb) · [all notebooks](../README.md#the-notebooks) · [05 MEE classifiers ›](05_mee_classifiers.ipynb)
 #
@@ -11,61 +11,65 @@
 # *weighted* (after Gera et al. 2023) and *JSD* (after Chuang et al. 2024), attain "a pareto improvement over
 # runtime and performance". Its last run gives F1 92.45 on SQuAD for the softmax and 91.47 for JSD.
 #
-# **What we do.** One token as an example; the degenerate case in which there is nothing to contrast; contrast as a
-# confidence measure, without a threshold and at equal quality; contrast as a decoder; the verdict at equal cost.
+# **What we do.** The formula, and three tokens whose prediction it changes. Then contrast as a confidence: without a
+# threshold, at equal quality, and when it decodes. Last, contrast as a decoder.
 #
-# **Expectation** (ours, before running). Where only one vocabulary entry is plausible, the public code assigns it a
+# **Expectation** (ours, before running). Where only one vocabulary token is plausible, the public code assigns it a
 # confidence of 1 by construction. The rule then exits earlier at the same threshold and looks fast; at equal
 # quality none of that gain remains.
 
 # %% needs=["traces"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 200  # held-out examples of each task that are traced and replayed
-decoded = 60  # of these, how many are decoded
+limit = 70  # held-out examples of each task that are traced and replayed
+decoded = 20  # of these, how many are decoded
 max_new_tokens = 48  # longest output, in tokens
 batch_size = 100  # rows decoded at a time
 threshold = 0.9  # of the margins, constant
-min_layer = 4  # first layer at which a token may exit
+min_layer = None  # first layer at which a token may exit; None: that of the profile's measurements
 alpha = 0.1  # a token is plausible from this share of the largest probability on
-top_k = 64  # vocabulary entries kept by fixed pruning
-expert_layer = 6  # the expert of the example
+top_k = None  # vocabulary tokens of pruned rules; None: that of the profile's measurements
+expert_layer = 6  # the expert of the examples
 long_corpus = "synthetic"  # long documents: synthetic, or a folder inside DATA
-long_limit = 3  # how many long documents are decoded
+long_limit = 1  # how many long documents are decoded
 
 # %% tags=["hide-input"]
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
+import torch
+from IPython.display import display
+from scipy.special import rel_entr, softmax
 
 from mee_utils.analysis import comparison, decisions, long_documents
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.monotonicity import token_text
 from mee_utils.companion import Experiment, claims, figures
-from mee_utils.companion.catalogue import CONTRASTED, RULES, rule_policies
-from mee_utils.companion.chapters.contrast import as_confidence, as_decoder, costs, mechanism
-from mee_utils.companion.prose import conclude
+from mee_utils.companion.catalogue import RULES, rule_policies
 from mee_utils.companion.result_tables import read_timings
+from mee_utils.exits import contrast as library
 from mee_utils.models.costs import SHAPES
-from mee_utils.traces.replay import replay_policies
+from mee_utils.traces.replay import StoredStates, replay_policies
 
-# %% tags=["hide-input"]
 experiment = Experiment.of_notebook("04_contrastive_decoding", globals())
-settings = experiment.parameters
-over_sequences = "bands: 95 % intervals over sequences"
-tasks = experiment.tasks(limit)
+settings = experiment.settings
+min_layer, top_k = settings["min_layer"], settings["top_k"]
 main = experiment.main
+
+# %%
+tasks = experiment.tasks(limit)
+first_examples = {name: task[:decoded] for name, task in tasks.items()}
 names = [name for name in ("calm", "vanilla") if name in experiment.backbones]
 pairs = [(name, task) for name in names for task in tasks]
 models = {(name, task): experiment.model(name, task) for name, task in pairs}
 of_both = {(name, task): experiment.trace(name, task, limit, max_new_tokens) for name, task in pairs}
 traces = {task: of_both[main, task] for task in tasks}
-first_examples = {name: task[:decoded] for name, task in tasks.items()}
 
 # %% [markdown]
 # ## Contrast, exactly
 #
-# $p_e$ is the distribution of the expert layer $i$, $p_a$ that of the amateur. Only entries that the expert
+# $p_e$ is the distribution of the expert layer $i$, $p_a$ that of the amateur. Only tokens that the expert
 # finds plausible are contrasted, $\mathcal{V} = \{v : p_e(v) \ge \alpha \max_w p_e(w)\}$ with $\alpha = 1/10$:
 #
 # $$p(v) = P_e(\mathcal{V}) \cdot \frac{p_e(v) / p_a(v)}{\sum_{w \in \mathcal{V}} p_e(w) / p_a(w)} \quad\text{for } v \in \mathcal{V}, \qquad p(v) = p_e(v) \quad\text{else.}$$
@@ -75,151 +79,257 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 # whose distribution $p_j$ differs most from the expert's $p_i$, by the Jensen-Shannon divergence:
 #
 # $$a(i) = \arg\max_{j < i} \tfrac{1}{2} \mathrm{KL}(p_i \,\|\, m_j) + \tfrac{1}{2} \mathrm{KL}(p_j \,\|\, m_j), \qquad m_j = \tfrac{1}{2}(p_i + p_j).$$
-#
-# ## One token
-#
-# Of all tokens whose prediction weighted contrast changes, we show the one the expert was most certain of. Columns are
-# the vocabulary entries that expert or contrast favour most; those in brackets are not plausible and keep the expert's
-# probability.
 
-
-# %% tags=["hide-input"]
-def one_token(t, task):
-    model = models[main, task]
-    token = contrasting.telling_token(t, expert_layer, model, alpha)
-    words = token_text(experiment.tokenizer())
-    return contrasting.one_token(t, token, expert_layer, model, words, alpha=alpha, task=task)
-
-
-single = experiment.table(one_token, traces, labels=["task"])
 
 # %%
-example = mechanism.telling_example(single)
-figure = mechanism.one_token_figure(
-    example, main, experiment.note(intervals="numbers and shades: probabilities")
+def contrast(expert, amateur, alpha):
+    """Probabilities `[id]` of the contrast, from two rows of logits."""
+    p_e = softmax(expert)
+    p_a = softmax(amateur)
+    plausible = p_e >= alpha * p_e.max()
+    ratio = np.where(plausible, p_e / p_a, 0)
+    return np.where(plausible, p_e[plausible].sum() * ratio / ratio.sum(), p_e)
+
+
+def jsd_amateur(expert, earlier):
+    """The earlier layer, from 1, that differs most; from logits `[id]` and `[layer, id]`."""
+    p_i = softmax(expert)
+    p_j = softmax(earlier, axis=-1)
+    middle = (p_i + p_j) / 2
+    divergence = (rel_entr(p_i, middle) + rel_entr(p_j, middle)).sum(axis=-1) / 2
+    return 1 + divergence.argmax()
+
+
+# %% [markdown]
+# On one token of each task, at every layer, the library says the same. These tokens are those whose prediction weighted
+# contrast changes although the expert, layer `expert_layer`, is most certain of it.
+
+# %%
+text = token_text(experiment.tokenizer())
+changed = []
+for task, t in traces.items():
+    token = contrasting.telling_token(t, expert_layer, models[main, task], alpha)
+    states = StoredStates(t, models[main, task]).exit_states([token])
+    rows = torch.cat([state.full_logits for state in states]).cpu()  # [layer, id]
+    logits = rows.double().numpy()
+    for i in range(2, t.layers + 1):
+        weighted = contrast(logits[i - 1], logits[i // 2 - 1], alpha)
+        expected = library.weighted_contrast(rows[i - 1], rows[i // 2 - 1], alpha).exp()
+        np.testing.assert_allclose(weighted, expected, atol=1e-5)
+
+        j = jsd_amateur(logits[i - 1], logits[: i - 1])
+        expected, chosen = library.jsd_contrast(rows[[i - 1]], rows[: i - 1, None], alpha)
+        assert j == chosen.item() + 1
+        np.testing.assert_allclose(
+            contrast(logits[i - 1], logits[j - 1], alpha), expected[0].exp(), atol=1e-5
+        )
+
+    late, early = logits[expert_layer - 1], logits[expert_layer // 2 - 1]
+    columns = {"expert": softmax(late), "amateur": softmax(early), "contrast": contrast(late, early, alpha)}
+    plausible = pd.DataFrame(columns).query(f"expert >= {alpha} * expert.max()")
+    plausible = plausible.sort_values("expert", ascending=False)
+    changed.append(plausible.assign(task=task, token=plausible.index.map(text)))
+changed = pd.concat(changed, ignore_index=True)[["task", "token", *columns]]
+changed = experiment.save_table(changed, "changed_tokens")
+display(changed.set_index([changed.task.map(figures.label), "token"])[list(columns)].round(2))
+
+# %% [markdown]
+# PROSE1
+
+# %%
+amateurs = experiment.table(
+    lambda t, task: contrasting.chosen_amateurs(t, task=task, model=models[main, task]), traces, ["task"]
 )
-experiment.save_figure(figure, "one_token", single)
-conclude(mechanism.one_token_conclusion(example))
+experiment.save_table(amateurs, "chosen_amateur")
+first = amateurs[(amateurs.amateur_layer == 1) & (amateurs.layer > 2)].groupby("task", sort=False).share
+for task, shares in first:
+    print(f"{figures.label(task)}: JSD's amateur is layer 1 for {shares.min():.0%} to {shares.max():.0%}")
 
 # %% [markdown]
-# ## Which layer is the amateur under JSD?
-
-
-# %% tags=["hide-input"]
-def amateurs_of(t, task):
-    return contrasting.chosen_amateurs(t, task=task, model=models[main, task])
-
-
-amateurs = experiment.table(amateurs_of, traces, labels=["task"])
+# PROSE2
+#
+# ## A plausible set with one member
+#
+# Where the expert gives no other token a tenth of its best probability, there is nothing to contrast, and the
+# result is the expert's own distribution. The public code leaves out $P_e(\mathcal{V})$, so that the only member
+# gets everything: a confidence of one, right or wrong. How often does that happen, and what does it do to exits at a
+# threshold of 0.9?
 
 # %%
-figure = mechanism.amateur_figure(amateurs, experiment.note(limit))
-experiment.save_figure(figure, "chosen_amateur", amateurs)
-conclude(mechanism.amateur_conclusion(amateurs))
+single = []
+for task, t in traces.items():
+    alone = t.top_probabilities[:, :, 1] < alpha * t.top1_probability  # [token, layer]
+    wrong = t.top1_id != t.final_id[:, None]
+    shares = {"single": alone.mean(axis=0), "wrong_single": pd.DataFrame(wrong * 1.0).where(alone).mean()}
+    single.append(pd.DataFrame(shares).assign(task=task, layer=range(1, t.layers + 1)))
+single = pd.concat(single, ignore_index=True)[["task", "layer", "single", "wrong_single"]]
+single = experiment.save_table(single, "single_plausible")
 
-# %% [markdown]
-# ## The degenerate case: a plausible set with one member
-#
-# Where the expert gives no other entry a tenth of its best probability, there is nothing to contrast, and the
-# result is the expert's own distribution. The public code leaves out the mass of the plausible set, so that its
-# only member gets everything: a confidence of one, right or wrong.
-
-
-# %% tags=["hide-input"]
-def plausible_of(t, task):
-    return contrasting.plausible_sets(t, task=task, model=models[main, task], alpha=alpha)
-
-
-plausible = experiment.table(plausible_of, traces, labels=["task"])
-every_rule = ("unpruned", "fixed", *CONTRASTED)
-rules = [rule for rule in every_rule if not rule.endswith("_token")]
+# %%
+all_tokens = ["unpruned", "weighted", "jsd"]
+few_tokens = ["fixed", "weighted_fixed", "jsd_fixed"]
+rules = ["unpruned", "fixed", "weighted", "jsd", "weighted_fixed", "jsd_fixed"]
 policies = rule_policies(rules, threshold, settings)
-replays = {}
+replays = {}  # (task, rule) -> the confidences of a rule at every layer
 for task, t in traces.items():
     by_key = {(task, rule): policy for rule, policy in policies.items()}
-    replays.update(replay_policies(t, by_key, models[main, task]))
+    replays |= replay_policies(t, by_key, models[main, task])
 
-# %% tags=["hide-input"]
-at_level = []
+compared = {}
 for task in tasks:
-    compared = {rule: replays[task, rule] for rule in ("unpruned", "weighted", "jsd")}
-    without = contrasting.without_mass(replays[task, "unpruned"], models[main, task], alpha)
-    compared["weighted, without the mass"] = without
-    for rule, replayed in compared.items():
-        labels = {"task": task, "rule": rule, "threshold": threshold}
-        at_level.append({**labels, **comparison.replayed_row(replayed)})
+    compared |= {(task, rule): replays[task, rule] for rule in all_tokens}
+    bare = contrasting.without_mass(replays[task, "unpruned"], models[main, task], alpha)
+    compared[task, "weighted, without the mass"] = bare
+at_level = [
+    {"task": task, "rule": rule, "threshold": threshold, **comparison.replayed_row(replayed)}
+    for (task, rule), replayed in compared.items()
+]
 at_level = experiment.save_table(pd.DataFrame(at_level), "at_equal_threshold")
 
 # %%
-figure = mechanism.plausible_figure(plausible, experiment.note(limit))
-experiment.save_figure(figure, "one_candidate", plausible)
-conclude(mechanism.plausible_conclusion(plausible, at_level, min_layer, threshold))
+for row in single[single.layer == min_layer].itertuples():
+    print(
+        f"{figures.label(row.task)}, layer {min_layer}: one plausible token for {row.single:.0%} of the tokens,",
+        f"of these {row.wrong_single:.1%} are not final",
+    )
+shown = at_level.assign(rule=at_level.rule.map(figures.label))
+display(shown.pivot(index="rule", columns="task", values=["mean_exit_layer", "same_token"]).round(3))
 
 # %% [markdown]
-# ## As a confidence measure: does contrast rank tokens better?
+# PROSE3
 #
-# The area under the ROC curve: of two tokens at a layer, one whose prediction is already final and one whose prediction
-# is not, how often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
-# confidence only. The *plain margin* is the softmax margin without contrast (in legends and tables: over the full
-# vocabulary). CALM's early layers were trained to predict tokens; vanilla's were not, so they are genuine amateurs. A
-# layer with too few tokens of either kind is left out: there, one or two tokens would decide the result.
+# ## As a confidence: does contrast discriminate better?
+#
+# AUROC: of two tokens at a layer, one whose prediction is final (the last layer's) and one whose is not, how often does
+# the final one have the higher confidence? No threshold is involved. The token is the expert's own; contrast gives the
+# confidence only. The *plain margin* is the softmax margin without contrast, over the whole vocabulary. CALM's early
+# layers were trained to predict tokens; vanilla's were not, so they are genuine amateurs.
 
-# %% tags=["hide-input"]
-over_all_entries = {rule: policy for rule, policy in policies.items() if not rule.endswith("fixed")}
-ranked = {(main, task, rule): replays[task, rule] for task in tasks for rule in over_all_entries}
+# %%
+ranked = {(main, task, rule): replays[task, rule] for task in tasks for rule in all_tokens}
 for name, task in pairs:
     if name != main:
-        by_key = {(name, task, rule): policy for rule, policy in over_all_entries.items()}
-        ranked.update(replay_policies(of_both[name, task], by_key, models[name, task]))
+        by_key = {(name, task, rule): policies[rule] for rule in all_tokens}
+        ranked |= replay_policies(of_both[name, task], by_key, models[name, task])
 ranks = experiment.table(decisions.ranking, ranked, labels=("model", "task", "rule"))
 
 # %%
-figure = as_confidence.ranking_figure(ranks, experiment.note(limit, over_sequences))
+looks = {
+    "unpruned": figures.Style("plain margin", "#332288", "o"),
+    "weighted": figures.Style("weighted contrast", "#999933", "v", (4, 1.5)),
+    "jsd": figures.Style("JSD contrast", "#cc6677", "D", (1, 1)),
+}
+drawn = ranks.assign(panel=ranks.model.map(figures.label) + ", " + ranks.task.map(figures.label))
+figure, panels = figures.panels(
+    drawn,
+    "panel",
+    title="AUROC of the margin, with and without contrast",
+    note=experiment.note(limit, "bands: 95 % intervals over sequences"),
+    per_line=len(tasks),
+    height=2.5,
+)
+for axis, rows in panels:
+    band = ("roc_area_low", "roc_area_high")
+    figures.lines(axis, rows, "layer", "roc_area", "rule", band, styles=looks)
+    axis.set(ylabel="AUROC")
+    if rows.roc_area.isna().any():
+        reason = f"no marker: fewer than\n{decisions.LEAST_TO_RANK} tokens not final"
+        axis.text(0.97, 0.04, reason, transform=axis.transAxes, ha="right", fontsize=8, color=figures.GREY)
 experiment.save_figure(figure, "ranking", ranks)
-conclude(as_confidence.ranking_conclusion(ranks))
+
+areas = ranks.pivot(index=["model", "task", "layer"], columns="rule", values="roc_area").dropna()
+for name, rows in areas.groupby("model", sort=False):
+    means = rows.groupby("task").mean().mean()  # over layers, then over tasks
+    ahead = (rows.unpruned > rows[["weighted", "jsd"]].max(axis=1)).sum()
+    print(
+        f"{figures.label(name)}: plain margin {means.unpruned:.2f}, weighted {means.weighted:.2f},",
+        f"JSD {means.jsd:.2f}; the margin is ahead of both at {ahead} of {len(rows)} layers",
+    )
 
 # %% [markdown]
-# ## As a confidence measure: is it cheaper at equal quality?
+# PROSE4
 #
-# For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
-# full depth; FLOPs include the amateurs. JSD computes logits at every earlier layer, weighted contrast at one.
+# ## Is it cheaper at equal quality?
+#
+# For each rule the lowest threshold at which 98 % of the predictions at the exits are final, chosen on one half of the
+# outputs, and its decoder FLOPs on the other half. FLOPs include the amateurs: JSD computes logits at every earlier
+# layer, weighted contrast at one. Pruned, a decision scores `top_k` vocabulary tokens (03).
 
-# %% tags=["hide-input"]
+# %%
 shares = [0.95, 0.98, 0.99]
 equal = experiment.table(comparison.at_equal_quality, replays, labels=("task", "rule"), shares=shares)
 
 # %%
-whiskers = experiment.note(limit, "whiskers: 95 % intervals over sequences")
-figure = as_confidence.equal_quality_figure(equal, note=whiskers)
+share = 0.98
+at_share = equal[equal.wanted == share]
+pruned = at_share.rule.isin(few_tokens)
+height = {rule: 2 - n for group in (all_tokens, few_tokens) for n, rule in enumerate(group)}
+scored = {
+    "all": figures.Style("all vocabulary tokens scored", "#332288", "o"),
+    "few": figures.Style(f"{top_k} vocabulary tokens scored", "#44aacc", "s"),
+}
+figure, panels = figures.panels(
+    at_share.assign(height=at_share.rule.map(height), scored=pruned.map({False: "all", True: "few"})),
+    title=f"Decoder FLOPs of each rule where {share:.0%} of the predictions stay",
+    note=experiment.note(limit, "whiskers: 95 % intervals over sequences"),
+    height=2.2,
+)
+for axis, rows in panels:
+    band = ("flops_share_low", "flops_share_high")
+    figures.dots(axis, rows, "flops_share", "height", "scored", band, styles=scored, markersize=5)
+    axis.axvline(1, color=figures.GREY, linewidth=0.8)
+    axis.set(xlabel="decoder FLOPs (1 = full depth)", ylim=(-0.5, 2.5))
+    axis.set_yticks([2, 1, 0], [looks[rule].label for rule in all_tokens])
 experiment.save_figure(figure, "equal_quality", equal)
-conclude(as_confidence.equal_quality_conclusion(equal))
+
+means = at_share.groupby("rule")[["flops_share", "mean_exit_layer"]].mean()
+for rule, row in means.loc[rules].iterrows():
+    print(f"{figures.label(rule)}: exit layer {row.mean_exit_layer:.1f}, FLOPs {row.flops_share:.0%} (means)")
 
 # %% [markdown]
-# The FLOPs with other minimum exit layers (98 % of the predictions kept, a few entries scored):
+# PROSE5
 
-# %% tags=["hide-input"]
+# %%
+bare = {key: replayed for key, replayed in compared.items() if key[1].endswith("the mass")}
+without = experiment.table(comparison.at_equal_quality, bare, ["task", "rule"], shares=[share])
+without = without[
+    ["task", "rule", "wanted", "threshold", "mean_exit_layer", "same_token"]
+]  # no amateurs' FLOPs
+experiment.save_table(without, "without_the_mass")
+shown = pd.concat([at_share[at_share.rule.isin(all_tokens)], without])
+shown = shown.assign(rule=shown.rule.map(figures.label))
+display(shown.pivot(index="rule", columns="task", values="mean_exit_layer").round(2))
+
+# %% [markdown]
+# PROSE6
+#
+# Other minimum exit layers, 98 % of the predictions kept, `top_k` tokens scored; FLOPs, means over tasks:
+
+# %%
 starting = {
     (rule, start): RULES[rule].policy(threshold, settings | {"min_layer": start})
-    for rule in ("fixed", "weighted_fixed", "jsd_fixed")
+    for rule in few_tokens
     for start in (2, 4, 6, 8)
 }
 starts = []
 for task, t in traces.items():
     for (rule, start), replayed in replay_policies(t, starting, models[main, task]).items():
         labels = {"task": task, "rule": rule, "min_layer": start}
-        starts.append(comparison.at_equal_quality(replayed, [0.98], **labels))
+        starts.append(comparison.at_equal_quality(replayed, [share], **labels))
 starts = experiment.save_table(pd.concat(starts, ignore_index=True), "minimum_layer")
-conclude(as_confidence.starts_conclusion(starts))
-as_confidence.starts_shown(starts)
+shown = starts.pivot_table(index="rule", columns="min_layer", values="flops_share").loc[few_tokens]
+display(shown.rename(figures.label).round(2))
 
 # %% [markdown]
+# PROSE7
+#
 # ## As a decoder: is the contrast's token better?
 #
 # All layers are run, and the token is the contrast's choice in place of the last layer's. We try the $\alpha$ of
-# the public code and a larger one, with which fewer entries are plausible and less is contrasted. The table has the
-# share of the score of greedy search that is kept, with a paired 95 % interval over examples.
+# the public code and a larger one, with which fewer tokens are plausible and less is contrasted. The table has the
+# share of full depth's score that is kept, with a paired 95 % interval over examples.
 
-# %% tags=["hide-input"]
+# %%
 decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
 last = settings | {"min_layer": experiment.layers - 1}
 contrasted = {
@@ -235,24 +345,28 @@ for name, task in pairs:
 tokens_too = experiment.save_table(pd.concat(tokens_too, ignore_index=True), "as_decoder")
 
 # %%
-conclude(as_decoder.decoder_conclusion(tokens_too))
-shown = tokens_too[tokens_too.rule != "full_depth"].set_index(["model", "task", "rule", "alpha"])
-shown = shown[["retained", "low", "high", "same_output"]].round(3)
-shown.rename(figures.label).rename(columns={"retained": "score kept", "same_output": "outputs unchanged"})
+kept = tokens_too[tokens_too.rule != "full_depth"]
+kept = kept.assign(
+    kept=[f"{row.retained:.0%} ({row.low:.0%} to {row.high:.0%})" for row in kept.itertuples()]
+)
+shown = kept.pivot(index=["model", "alpha", "rule"], columns="task", values="kept")
+display(shown.rename(index=figures.label, columns=figures.label))
+for level, rows in kept.groupby("alpha"):
+    counts = f"raised in {(rows.low > 1).sum()}, lowered in {(rows.high < 1).sum()} of {len(rows)} cases"
+    print(f"alpha = {level}: score clearly {counts}; {1 - rows.same_output.mean():.0%} of the outputs change")
 
 # %% [markdown]
-# ## The verdict: a Pareto improvement?
+# PROSE8
+#
+# ## Is it a Pareto improvement?
 #
 # We decode with exits, at the thresholds that keep 95 and 99 % of the predictions: with plain margins, with contrast as
-# the confidence, and with contrast for the token too. A setting with contrast improves on the plain margin if its
-# score is above that of *every* plain setting (full depth among them) that costs no more FLOPs. Whiskers are
-# simultaneous 95 % intervals over all settings of a task. (Where one threshold keeps both shares, it is drawn as that
-# for 99 %; contrast that picks the token too was tried at the 99 % threshold alone.)
-
-# %% tags=["hide-input"]
-tested = tuple(rule for rule in every_rule if rule not in ("unpruned", "fixed"))
+# the confidence, and with contrast for the token too (at the higher threshold alone). A setting with contrast improves
+# on the plain margin if its score is above that of *every* plain setting, full depth among them, that costs no more
+# FLOPs. Whiskers are simultaneous 95 % intervals over all settings of a task.
 
 
+# %%
 def tried_on(task):
     """The settings that are decoded on a task: (rule, threshold) -> policy."""
     chosen = equal[(equal.task == task) & (equal.wanted != 0.98)]
@@ -262,120 +376,127 @@ def tried_on(task):
     return {(rule, float(level)): RULES[rule].policy(level, settings) for rule, level in levels}
 
 
-# %% tags=["hide-input"]
+forms = {  # with contrast, from the top of the figure
+    "weighted": "weighted",
+    "weighted_fixed": "weighted, pruned",
+    "weighted_token": "weighted, token too",
+    "jsd": "JSD",
+    "jsd_fixed": "JSD, pruned",
+    "jsd_token": "JSD, token too",
+}
 points = []
 verdicts = []
 for name, examples in first_examples.items():
     labels = ("rule", "threshold")
     table, results = comparison.comparison(models[main, name], examples, tried_on(name), labels, **decoding)
     points.append(table)
-    verdict = contrasting.pareto_verdict(results, ("unpruned", "fixed"), tested)
+    verdict = contrasting.pareto_verdict(results, ("unpruned", "fixed"), tuple(forms))
     verdicts.append(verdict.assign(task=name))
 points = experiment.save_table(pd.concat(points, ignore_index=True), "score_against_flops")
 verdicts = pd.concat(verdicts, ignore_index=True)
 
 # %%
-figure = as_decoder.pareto_figure(
-    verdicts, experiment.note(decoded, "whiskers: simultaneous 95 % intervals over examples")
+highest = verdicts.threshold == verdicts.groupby(["task", "rule"]).threshold.transform("max")
+height = verdicts.rule.map({rule: len(forms) - n for n, rule in enumerate(forms)})
+drawn = verdicts.assign(height=height + 0.17 - 0.34 * highest, level=highest.map({False: 95, True: 99}))
+levels = {
+    95: figures.Style("threshold that keeps 95 % of the predictions", "#999999", "s"),
+    99: figures.Style("threshold that keeps 99 %", "#332288", "o"),
+}
+figure, panels = figures.panels(
+    drawn[drawn.gain.notna()],
+    title="Score of contrast minus the best score of a plain margin that costs no more",
+    note=experiment.note(decoded, "whiskers: simultaneous 95 % intervals over examples"),
+    sharex=False,
 )
+for axis, rows in panels:
+    figures.dots(axis, rows, "gain", "height", "level", xband=figures.BAND, styles=levels, markersize=5)
+    axis.axvline(0, color=figures.GREY, linewidth=0.8)
+    axis.set_yticks(range(len(forms), 0, -1), forms.values())
+    axis.set(xlabel="points gained", ylim=(0.5, len(forms) + 0.5))
 experiment.save_figure(figure, "pareto_verdict", verdicts)
-conclude(as_decoder.pareto_conclusion(verdicts))
+
+for task, rows in verdicts.groupby("task", sort=False):
+    counts = f"{rows.improves.sum()} better, {rows.worse.sum()} worse of {len(rows)} settings"
+    print(f"{figures.label(task)}: {counts}, median {rows.gain.median():+.1f} points")
 
 # %% [markdown]
-# ## By the clock
+# PROSE9
 #
-# The time of one exit decision in units of one decoder layer, after the candidate list has been chosen: measured by
-# `make bench` at the sizes of T5-base and T5-large, with random weights (which do not change the time).
+# ## Wall-clock time of one decision
+#
+# In units of one decoder layer, after the list of tokens has been chosen: measured by `make bench` at the sizes of
+# T5-base and T5-large, with random weights (which do not change the time).
 
-# %% tags=["hide-input"]
-decided = [
-    "softmax_margin",
-    "margin, 256 ids kept",
-    "weighted contrast",
-    "weighted contrast, 256 ids kept",
-    "JSD contrast, 256 ids kept",
-]
-wanted = pd.MultiIndex.from_product([["t5-base", "t5-large"], decided], names=["shape", "what"])
+# %%
+kinds = ["softmax_margin", "margin, 256 ids kept", "weighted contrast"]
+kinds += ["weighted contrast, 256 ids kept", "JSD contrast, 256 ids kept"]
+wanted = pd.MultiIndex.from_product([["t5-base", "t5-large"], kinds], names=["shape", "what"])
 measured = read_timings("one decision", wanted.to_frame(index=False), complete=True)
 if len(measured):
     experiment.save_table(measured, "measured_cost")
-conclude(costs.clock_conclusion(measured) if len(measured) else "Not measured: run `make bench`.")
-named = measured.replace({"softmax_margin": "margin", " ids kept": " entries"}, regex=True)
-named.pivot(index="what", columns="shape", values="median").round(2)
+    named = measured.replace({"softmax_margin": "margin", " ids kept": " tokens"}, regex=True)
+    display(named.pivot(index="what", columns="shape", values="median").round(2))
 
 # %% [markdown]
+# PROSE10
+#
 # ## Long inputs
 #
 # The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on other long
-# documents, with a mini LongT5 of **random weights**: these are costs, not scores. The documents are stored in the
-# format of Multi-News; in that of BigPatent, the code reads the same. The table has the FLOPs of each rule and the
-# parts of them that go to *logits* and to the keys and values of the *source*, all as shares of full depth's FLOPs. The
-# figure counts FLOPs at the sizes of the synthetic profile's models (*mini T5*), T5-base and T5-large.
+# documents, with a mini LongT5 of **random weights**: these are costs, not scores. Shares of full depth's FLOPs, with
+# the parts that go to *logits* and to the keys and values of the *source*; every layer decides, and only a fixed layer
+# exits.
 
-# %% tags=["hide-input"]
+# %%
 documents = experiment.long_documents(long_corpus, long_limit)["Multi-News"]
 long_model = long_documents.random_long_t5(experiment.tokenizer())
 tried = {"full_depth": None} | rule_policies(rules, 1.0, settings)
 tried["static"] = RULES["static"].policy(min_layer, settings)
 long_costs = long_documents.costs_by_part(long_model, documents, tried, 12)
 experiment.save_table(long_costs, "long_documents")
-conclude(costs.long_conclusion(long_costs))
-shown = long_costs.set_index("rule").rename(figures.label)
-shown = shown[["flops_share", "readout_share", "source_share"]].round(3)
-shown.rename(columns={"flops_share": "FLOPs", "readout_share": "logits", "source_share": "source"})
+parts = {"flops_share": "FLOPs", "readout_share": "logits", "source_share": "source"}
+display(long_costs.set_index("rule").rename(figures.label)[list(parts)].rename(columns=parts).round(3))
+print(f"{long_costs.source_tokens.mean():,.0f} source tokens a document")
 
-# %% tags=["hide-input"]
+# %% [markdown]
+# And counted, by the length of the source, if all layers from `min_layer` on decide and none exits:
+
+# %%
 lengths = (64, 256, 1024, 4096, 16384)
 grown = [
     long_documents.counted_by_length(sizes, lengths, min_layer, 256).assign(shape=name)
     for name, sizes in SHAPES.items()
 ]
-grown = pd.concat(grown, ignore_index=True)
+grown = experiment.save_table(pd.concat(grown, ignore_index=True), "long_inputs")
+shown = grown.pivot(index=["shape", "rule"], columns="source_tokens", values="flops_share")
+display(
+    shown.rename(figures.SIZES | {"unpruned": "all tokens scored", "fixed": "256 tokens scored"}).round(2)
+)
+
+# %% [markdown]
+# PROSE11
+#
+# ## What this shows, and what it does not
+#
+# PROSE12
+#
+# ## Statements, published and ours
+#
+# *Published* is the number, or how the paper makes the statement. Whether a statement holds, corrected for the number
+# of tests, is in the [ledger](../figures/results/ledger.md).
 
 # %%
-figure = costs.lengths_figure(grown)
-experiment.save_figure(figure, "long_inputs", grown)
-conclude(
-    "With a long source, cross-attention and the keys and values of the source outweigh the logits: the "
-    "relative cost of deciding shrinks, and with it what pruning can save."
-)
-
-# %% [markdown]
-# ## What this shows, and what it does not
-
-# %% tags=["hide-input"]
-conclude(
-    f"{as_confidence.ranking_message(ranks)}.",
-    f"{as_confidence.equal_quality_message(equal)}.",
-    f"{as_decoder.decoder_message(tokens_too) or 'Full depth scores nothing here'}.",
-    f"{as_decoder.pareto_message(verdicts)}.",
-    f"{mechanism.amateur_message(amateurs)}.",
-)
-
-# %% [markdown]
-# Not shown: large models, as in Gera et al. and Chuang et al.; open-ended text, for which contrast was designed; and
-# quality on long documents, for which no trained model is available here.
-#
-# ## Each published statement beside our number
-#
-# *Published* is the number, or how the paper makes the statement. A verdict here is that of one task alone, before 08
-# corrects for the number of tests.
-
-# %% tags=["hide-input"]
-measured = {
+by_name = {
     "ranking": ranks,
     "equal": equal.assign(model=main),
     "threshold": at_level.assign(model=main),
     "verdict": verdicts.assign(model=main),
     "decoder": tokens_too,
-    "head": plausible.assign(model=main),
 }
-tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
+tables = {task: {name: table[table.task == task] for name, table in by_name.items()} for task in tasks}
 judged = claims.judge("04_contrastive_decoding", tables)
 claims.show_judged(experiment.save_table(judged, "claims"))
-
-# %% [markdown]
-# **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.
 
 # %% tags=["hide-input"]
 experiment.finish()

@@ -332,8 +332,21 @@ def test_without_weights_agreement_counts_as_one_half(share):
     assert sum(map(len, wrong.labels.values())) == 1000, "the labels stay as they are"
 
 
-def pairs(bug, model="calm", layers=LAYERS, exit_layer=2, length=LENGTH):
-    return list(bugs.pairs(bug, model, layers, exit_layer, length))
+def of_profile(**other):
+    sizes = {"top_k": 64, "first_k": 256, "least_k": 16}
+    return {"max_new_tokens": LENGTH, "batch_size": 100} | sizes | other
+
+
+def pairs(bug, model="calm", layers=LAYERS, exit_layer=2, **other):
+    return list(bugs.pairs(bug, model, layers, exit_layer, of_profile(**other)))
+
+
+def test_kept_lists_are_as_long_as_the_profile_says():
+    (fixed,) = pairs("positions for ids", top_k=9)
+    (decaying,) = pairs("list sorted by id", first_k=30, least_k=3)
+    assert fixed.correct.top_k == fixed.published.top_k == 9
+    for policy in (decaying.correct, decaying.published):
+        assert (policy.top_k, policy.least_k) == (30, 3)
 
 
 def test_a_bound_policy_keeps_the_published_threshold_and_exits_where_free_was_trained_to(eight):
@@ -373,7 +386,7 @@ def small(eight, synthetic_tasks):
 
 
 def test_the_table_holds_every_bug_twice_and_the_correct_version_is_plain_decoding(eight, small):
-    table = bugs.measure_bugs({"calm": eight, "free": eight, "other": None}, small, 2, 6, batch_size=4)
+    table = bugs.measure_bugs({"calm": eight, "free": eight, "other": None}, small, 2, of_profile(max_new_tokens=6, batch_size=4))
     assert list(dict.fromkeys(table.bug)) == list(BUGS) and list(table.version[:2]) == [
         "published",
         "correct",
@@ -387,7 +400,7 @@ def test_the_table_holds_every_bug_twice_and_the_correct_version_is_plain_decodi
     for name, task in small.items():
         full = decode(eight, task, None, max_new_tokens=6, batch_size=4)
         for bug in BUGS:
-            for pair in pairs(bug, length=6):
+            for pair in pairs(bug, max_new_tokens=6):
                 assert type(pair.correct) is ExitPolicy
                 assert type(pair.correct.measure).__module__ == "mee_utils.exits.measures"
                 batch = pair.batch or 4
@@ -402,7 +415,7 @@ def test_the_table_holds_every_bug_twice_and_the_correct_version_is_plain_decodi
 
 def test_the_table_is_the_same_each_time_and_holds_what_concerns_a_model(eight, small):
     one = {"question_answering": small["question_answering"]}
-    first, second = (bugs.measure_bugs({"vanilla": eight}, one, 2, 6) for _ in range(2))
+    first, second = (bugs.measure_bugs({"vanilla": eight}, one, 2, of_profile(max_new_tokens=6)) for _ in range(2))
     of_vanilla = [bug for bug, about in BUGS.items() if "vanilla" in about["models"]]
     assert first.equals(second) and list(first.bug) == [bug for bug in of_vanilla for _ in range(2)]
     assert {pair.published.min_layer for pair in pairs("depth collapse")} == {2}

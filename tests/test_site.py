@@ -242,7 +242,7 @@ def test_code_unfolds_and_figures_open(built, tab):
         None,
         True,
     ]
-    picture = "document.querySelector('article .cell_output img')"
+    picture = "document.querySelector('article .cell_output img[src$=png]')"
     tab.events.clear()
     address = tab.run(f"{picture}.click(), {picture}.src")
     assert re.match(r"file:.*\.png$", address)

@@ -50,7 +50,7 @@ LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the co
 OF_NOTEBOOKS = {"notebooks", "left_out", "ablations", "rivals"}
 
 SETTINGS_OF = {  # which `results` of a profile a measurement is made with; any other with all of them
-    "published_bugs": {"bug_examples", "max_new_tokens", "batch_size"},
+    "published_bugs": {"bug_examples", "max_new_tokens", "batch_size", "top_k", "first_k", "least_k"},
     "learning": {"learning_tokens", "examples"},
     "learned_from": {"examples", "max_new_tokens", "min_layer", "top_k"},
 }

@@ -477,7 +477,7 @@ def _bugs(experiment, measure: Callable) -> pd.DataFrame:
     )
     exit_layer = training.exit_layer("free", models["free"].layers) if "free" in models else None
     tasks = experiment.tasks(settings.bug_examples)
-    return measure(models, tasks, exit_layer, settings.max_new_tokens, settings.batch_size)
+    return measure(models, tasks, exit_layer, settings.model_dump())
 
 
 def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:

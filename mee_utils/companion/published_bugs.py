@@ -20,6 +20,7 @@ from ..decoding.token import on_host
 from ..exits.measures import RisingTop1
 from ..exits.readout import Readout, ReadoutLogits
 from ..exits.thresholds import AdaptiveThreshold
+from .catalogue import PRUNED_SIZES
 from .statements import BUGS
 
 THRESHOLD = 0.9  # as published, and the decay
@@ -147,21 +148,23 @@ class Pair:
         return getattr(self.correct.schedule, "zeta", self.correct.schedule.level)
 
 
-SWAPPED = {  # bug -> what has it, and rule -> its options, as in notebooks 03 and 04
-    "positions for ids": (PositionReadout, {"fixed": {"pruning": "fixed", "top_k": 64}}),
-    "list sorted by id": (SortedReadout, {"decaying": {"pruning": "decaying", "top_k": 256, "least_k": 16}}),
+SWAPPED = {  # bug -> what has it, and rule -> its options; the sizes of kept lists are the profile's
+    "positions for ids": (PositionReadout, {"fixed": {"pruning": "fixed"}}),
+    "list sorted by id": (SortedReadout, {"decaying": {"pruning": "decaying"}}),
     "plausible set without its mass": (MasslessReadout, {c: {"contrast": c} for c in ("weighted", "jsd")}),
 }
 
 
-def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tokens: int) -> Iterator[Pair]:
+def pairs(
+    bug: str, model: str, layers: int, exit_layer: int | None, settings: Mapping[str, int]
+) -> Iterator[Pair]:
     """The pairs of policies that show one of `BUGS` on a model; "vanilla" exits later than the others."""
     match bug:
         case "depth collapse":
             for rule in ("softmax_margin", "hidden_similarity"):
                 plain = ExitPolicy(rule, threshold=THRESHOLD, decay=DECAY, min_layer=COLLAPSE_FROM)
                 for batch in COLLAPSE_BATCHES:
-                    yield Pair(rule, plain, collapsing(plain, max_new_tokens), batch)
+                    yield Pair(rule, plain, collapsing(plain, settings["max_new_tokens"]), batch)
         case "logits for probabilities":  # the class that was used has no minimum layer
             plain = ExitPolicy("rising_top1", threshold=THRESHOLD, min_layer=1)
             yield Pair("rising_top1", plain, replace(plain, measure=RisingLogit()))
@@ -176,16 +179,18 @@ def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tok
             first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
             wrong, rules = SWAPPED[bug]
             for rule, options in rules.items():
-                options = {"threshold": THRESHOLD, "min_layer": first, **options}
+                sizes = {option: settings[name] for option, name in PRUNED_SIZES.get(rule, {}).items()}
+                options = {"threshold": THRESHOLD, "min_layer": first, **options, **sizes}
                 yield Pair(rule, ExitPolicy(**options), reading(wrong, **options))
 
 
 def measure_bugs(
-    models: Mapping, tasks: Mapping, exit_layer: int | None, max_new_tokens: int = 48, batch_size: int = 100
+    models: Mapping, tasks: Mapping, exit_layer: int | None, settings: Mapping[str, int]
 ) -> pd.DataFrame:
     """Decodes every task with each of `BUGS`, and without it, on the models that it concerns.
 
-    `exit_layer` is where FREE was trained to exit; depth collapse has its own batch sizes. The correct
+    `exit_layer` is where FREE was trained to exit. `settings` are a profile's: `max_new_tokens`, `batch_size`
+    (depth collapse has its own), and the sizes of kept lists `top_k`, `first_k` and `least_k`. The correct
     version of a rule is decoded once: in our decoder a row does not depend on the others of its batch. One
     row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
     """
@@ -193,11 +198,14 @@ def measure_bugs(
     for name, model in models.items():
         bugs = [bug for bug in BUGS if name in BUGS[bug]["models"]]
         for task_name, task in tasks.items() if bugs else ():
-            run = partial(decode, model, task, max_new_tokens=max_new_tokens, encodings=EncoderCache())
+            batch_size = settings["batch_size"]
+            run = partial(
+                decode, model, task, max_new_tokens=settings["max_new_tokens"], encodings=EncoderCache()
+            )
             full = check_score(run(None, batch_size=batch_size))
             for bug in bugs:
                 labels = {"bug": bug, "model": name, "task": task_name}
-                of_bug = pairs(bug, name, model.layers, exit_layer, max_new_tokens)
+                of_bug = pairs(bug, name, model.layers, exit_layer, settings)
                 rows += [labels | row for row in _measure_pairs(of_bug, run, full, batch_size)]
     rows.sort(key=lambda row: list(BUGS).index(row["bug"]))
     return pd.DataFrame(rows)
