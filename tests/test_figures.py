@@ -26,9 +26,22 @@ def curves() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def of_panels(table, draw, column="task", ylabel="", **options):
+    """A figure whose panels `draw` draws from their rows."""
+    figure, panels = figures.panels(table, column, **options)
+    for axis, rows in panels:
+        draw(axis, rows)
+        axis.set_ylabel(ylabel)
+    figures.finish(figure)
+    return figure
+
+
+def lines(axis, rows):
+    figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
+
+
 def drawn(**options):
-    drawing = {"x": "layer", "y": "share", "by": "model", "band": figures.BAND}
-    return figures.facets(curves(), figures.lines, **drawing, **options)
+    return of_panels(curves(), lines, **options)
 
 
 def texts(figure) -> list[str]:
@@ -46,18 +59,18 @@ def test_the_legend_holds_every_line_of_every_panel_once_and_fits_the_figure():
 NAMES = ["t5_$$", "a$b$c", "$x$", "1$"]
 
 
-@pytest.mark.parametrize("by", ["lines", "dots", "bars", "grouped_bars", "facets"])
+@pytest.mark.parametrize("by", ["lines", "dots", "bars", "grouped_bars", "titles"])
 def test_a_dollar_in_a_name_is_a_dollar(by):
     """Before, "t5_$$" ended in matplotlib's ParseException, and a$b$c was drawn as a formula."""
     table = pd.DataFrame({"rule": NAMES, "x": range(4), "y": range(4), "task": "a"})
-    if by == "facets":
-        figure = figures.facets(table, figures.lines, "rule", row="rule", x="x", y="y")
-    elif by == "grouped_bars":
-        figure = figures.facets(table, figures.grouped_bars, x="rule", y="y", by="rule")
-    else:
-        figure = figures.facets(
-            table, getattr(figures, by), x="x", **({} if by == "bars" else {"y": "y"}), by="rule"
-        )
+    draw = {
+        "lines": lambda axis, rows: figures.lines(axis, rows, "x", "y"),
+        "dots": lambda axis, rows: figures.dots(axis, rows, "x", "y"),
+        "bars": lambda axis, rows: figures.bars(axis, rows, "x"),
+        "grouped_bars": lambda axis, rows: figures.grouped_bars(axis, rows, "rule", "y", "rule"),
+        "titles": lambda axis, rows: axis.plot(rows.x, rows.y),
+    }
+    figure = of_panels(table, draw[by], "rule" if by == "titles" else "task")
     figure.canvas.draw()
     drawn = [text._preprocess_math(text.get_text()) for text in figure.findobj(matplotlib.text.Text)]
     names = {text for text, is_formula in drawn if not is_formula}
@@ -88,34 +101,15 @@ def test_lines_and_bands_are_those_of_the_rows_in_one_colour():
     assert list(figure.axes[0].get_xticks()) == [2, 4, 6, 8, 10, 12]
 
 
-def test_quantities_name_their_axis_and_empty_panels_say_why():
-    table = curves()
-    figure = figures.facets(
-        table[table.task == "a"],
-        figures.bars,
-        by="model",
-        quantities={"share": "share of tokens", "high": "upper bound"},
-        named="x",
-        values=["a", "b"],
-        empty="none",
-        sharex="row",
-    )
-    assert [axis.get_xlabel() for axis in figure.axes] == ["share of tokens", "", "upper bound", ""]
-    assert "none" in [text.get_text() for text in figure.axes[1].texts]
-
-
 def test_shared_axes_are_named_at_the_left_and_lower_edges_alone():
-    figure = figures.facets(
-        pd.concat([curves().assign(kind="first"), curves().assign(kind="second")]),
-        figures.lines,
-        row="kind",
-        x="layer",
-        y="share",
-        by="model",
-        ylabel="share",
-    )
-    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "layer", "layer"]
-    assert [axis.get_ylabel() for axis in figure.axes] == ["share", "", "share", ""]
+    figure, panels = figures.panels(curves(), down=2)
+    for axes, rows in panels:
+        for axis in axes:
+            lines(axis, rows)
+            axis.set_ylabel("share")
+    figures.finish(figure)
+    names = {axis.get_subplotspec().num1: (axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes}
+    assert names == {0: ("", "share"), 1: ("", ""), 2: ("layer", "share"), 3: ("layer", "")}
 
 
 def test_a_line_of_panels_is_broken_where_it_is_too_long():
@@ -203,32 +197,24 @@ def test_text_in_a_table_of_numbers_is_readable_on_every_shade():
 
 def test_an_axis_of_layers_begins_with_the_first_that_is_drawn():
     late = curves()
-    figure = figures.facets(late[late.layer >= 4], figures.lines, x="layer", y="share", by="model")
+    figure = of_panels(late[late.layer >= 4], lines)
     assert [axis.get_xlim() for axis in figure.axes] == [(3.6, 12.4)] * 2
     assert list(figure.axes[0].get_xticks()) == [4, 6, 8, 10, 12]
 
 
-def test_the_note_stands_above_the_message_and_that_above_the_panels():
-    figure = drawn(message="CALM settles first", note="profile small")
+def test_the_note_stands_above_the_title_and_that_above_the_panels():
+    figure = drawn(title="CALM settles first", note="profile small")
     figure.canvas.draw()
     (note,) = (text for text in figure.texts if text.get_text() == "profile small")
-    message = figure._suptitle.get_window_extent()
-    assert figure.get_suptitle() == "CALM settles first" and note.get_window_extent().y0 > message.y1
-    assert message.y0 > max(axis.get_window_extent().y1 for axis in figure.axes)
+    title = figure._suptitle.get_window_extent()
+    assert figure.get_suptitle() == "CALM settles first" and note.get_window_extent().y0 > title.y1
+    assert title.y0 > max(axis.get_window_extent().y1 for axis in figure.axes)
 
 
-def test_a_long_message_is_broken_into_lines_of_about_the_same_length():
-    figure = drawn(
-        message="Of the predictions of layer 4 with a confidence of one half or more, all are right"
-    )
+def test_a_long_title_is_broken_into_lines_of_about_the_same_length():
+    figure = drawn(title="Of the predictions of layer 4 with a confidence of one half or more, all are right")
     first, second = figure.get_suptitle().split("\n")
     assert abs(len(first) - len(second)) <= 10
-
-
-def test_lines_in_the_colour_of_their_panel_are_grey_in_the_legend():
-    figure = drawn(colour="#de8f05")
-    assert {line.get_color() for line in figure.legends[0].get_lines()} == {figures.GREY}
-    assert {line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())} == {"#de8f05"}
 
 
 def test_the_last_layer_is_no_pale_yellow():
@@ -238,7 +224,7 @@ def test_the_last_layer_is_no_pale_yellow():
 
 
 def test_the_legend_lies_on_no_name_of_an_axis_where_a_figure_is_cut_and_saved():
-    figure = drawn(message="CALM settles first", note="profile small")
+    figure = drawn(title="CALM settles first", note="profile small")
     figure.savefig(io.BytesIO(), bbox_inches="tight")
     legend = figure.legends[0].get_window_extent()
     assert legend.y1 <= min(axis.xaxis.label.get_window_extent().y0 for axis in figure.axes)
@@ -246,10 +232,4 @@ def test_the_legend_lies_on_no_name_of_an_axis_where_a_figure_is_cut_and_saved()
 
 def test_nothing_to_draw_is_one_clear_line():
     with pytest.raises(MeeError, match="nothing to draw"):
-        drawn(values=[])
-
-
-def test_a_figure_of_no_rows_is_a_row_of_empty_panels():
-    nothing = curves().assign(kind="a").iloc[:0]
-    figure = figures.facets(nothing, None, row="kind", values=["translation", "summarization"], empty="none")
-    assert [axis.texts[0].get_text() for axis in figure.axes] == ["none", "none"]
+        figures.panels(curves().iloc[:0])

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,11 +25,11 @@ from mee_utils.companion.published_numbers import (
 )
 from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.exits.classifiers import new_classifier
-from mee_utils.exits.contrast import Distribution
+from mee_utils.exits.contrast import Distribution, weighted_contrast
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.models.states import output_scale
-from mee_utils.traces.replay import chunks, replay_policies, replay_policy
+from mee_utils.traces.replay import StoredStates, chunks, replay_policies, replay_policy
 
 
 @pytest.fixture(scope="module")
@@ -131,30 +132,16 @@ def test_at_threshold_agrees_with_a_count_by_hand(eight, traced):
     assert found["mean_exit_layer"] == 8 and found["flops_share"] == pytest.approx(spent / full)
 
 
-def test_one_token_is_contrasted_as_the_formula_says(eight, traced):
+def test_a_token_is_contrasted_as_the_formula_says(eight, traced):
     token = contrasting.telling_token(traced, 6, eight)
-    table, p = (
-        contrasting.one_token(traced, token, 6, eight, str, top=600),
-        distributions(traced, eight, token),
-    )
-    weighted = table[table.kind == "weighted"].set_index("token")
-    assert (
-        (weighted.amateur_layer == 3).all()
-        and weighted.contrast.sum() == pytest.approx(1)
-        and weighted.expert.sum() == pytest.approx(1)
-    )
+    states = StoredStates(traced, eight).exit_states(slice(token, token + 1))
+    found = weighted_contrast(states[5].full_logits, states[2].full_logits, 0.1)[0].exp().numpy()
+    p = distributions(traced, eight, token)
     inside = p[5] >= 0.1 * p[5].max()
     ratio = p[5][inside] / p[2][inside]
     expected = np.where(inside, 0.0, p[5])
     expected[inside] = ratio / ratio.sum() * p[5][inside].sum()
-    assert np.allclose(weighted.contrast.reindex(list(map(str, range(600)))), expected, atol=1e-6)
-    mixed = [(p[5] + q) / 2 for q in p[:5]]
-    divergence = [
-        np.sum(p[5] * np.log(p[5] / m)) + np.sum(q * np.log(q / m)) for q, m in zip(p[:5], mixed, strict=True)
-    ]
-    assert (table[table.kind == "jsd"].amateur_layer == 1 + np.argmax(divergence)).all()
-    with pytest.raises(MeeError, match="layer=1"):
-        contrasting.one_token(traced, token, 1, eight, str)
+    assert found.sum() == pytest.approx(1) and np.allclose(found, expected, atol=1e-6)
 
 
 def test_the_amateurs_are_shares_of_all_tokens(eight, traced):
@@ -191,17 +178,15 @@ def test_the_amateur_is_the_layer_of_largest_divergence_and_each_layer_is_prepar
 
 def test_one_plausible_id_is_all_the_public_form_needs(eight, traced):
     """With alpha 1 one id is plausible: the public form is certain everywhere, ours is the plain margin."""
-    table = contrasting.plausible_sets(traced, eight, 1.0)
-    assert (
-        (table.single == 1).all()
-        and np.allclose(table.without_mass, 1)
-        and np.allclose(table.contrast, table.plain)
-    )
-    more = contrasting.plausible_sets(traced, eight, 0.1)
-    assert (more.single < 1).any() and (more.without_mass > more.contrast).any()
     plain = replay_policy(traced, ExitPolicy("softmax_margin", min_layer=3))
-    bare = contrasting.without_mass(plain, eight, 1.0)
-    assert bare.confidences.shape == (len(traced), 5) and (bare.token_ids == plain.token_ids).all()
+    weighted = ExitPolicy("softmax_margin", min_layer=3, contrast="weighted", contrast_alpha=1.0)
+    one = contrasting.without_mass(plain, eight, 1.0)
+    assert one.confidences.shape == (len(traced), 5) and np.allclose(one.confidences, 1)
+    assert np.allclose(replay_policy(traced, weighted, eight).confidences, plain.confidences)
+    assert (one.token_ids == plain.token_ids).all()
+    some = contrasting.without_mass(plain, eight, 0.1).confidences
+    ours = replay_policy(traced, replace(weighted, contrast_alpha=0.1), eight).confidences
+    assert (some > ours + 1e-6).any() and (some >= ours - 1e-6).all()
 
 
 def test_pruned_and_contrasted_rules_are_ranked_as_plain_ones_are(eight, traced):
@@ -257,7 +242,7 @@ def test_equal_policies_are_decoded_once(eight, monkeypatch):
 
 def test_contrast_reads_a_few_tokens_at_a_time(eight, traced, monkeypatch):
     """What is computed for one chunk is let go before the next."""
-    alive, whole = [], contrasting.plausible_sets(traced, eight)
+    alive, whole = [], contrasting.chosen_amateurs(traced, eight)
 
     class Watched(contrasting.StoredStates):
         def exit_states(self, tokens, readout=None):
@@ -269,9 +254,9 @@ def test_contrast_reads_a_few_tokens_at_a_time(eight, traced, monkeypatch):
 
     monkeypatch.setattr(contrasting, "chunks", lambda found: chunks(found, 16))
     monkeypatch.setattr(contrasting, "StoredStates", Watched)
-    found = contrasting.plausible_sets(traced, eight)
+    found = contrasting.chosen_amateurs(traced, eight)
     assert len(alive) == -(-len(traced) // 16)
-    assert np.allclose(found.to_numpy(), whole.to_numpy(), equal_nan=True)
+    assert np.allclose(found.to_numpy(), whole.to_numpy())
 
 
 def decoded(cost, *scores):

@@ -386,7 +386,9 @@ def small(eight, synthetic_tasks):
 
 
 def test_the_table_holds_every_bug_twice_and_the_correct_version_is_plain_decoding(eight, small):
-    table = bugs.measure_bugs({"calm": eight, "free": eight, "other": None}, small, 2, of_profile(max_new_tokens=6, batch_size=4))
+    table = bugs.measure_bugs(
+        {"calm": eight, "free": eight, "other": None}, small, 2, of_profile(max_new_tokens=6, batch_size=4)
+    )
     assert list(dict.fromkeys(table.bug)) == list(BUGS) and list(table.version[:2]) == [
         "published",
         "correct",
@@ -415,7 +417,9 @@ def test_the_table_holds_every_bug_twice_and_the_correct_version_is_plain_decodi
 
 def test_the_table_is_the_same_each_time_and_holds_what_concerns_a_model(eight, small):
     one = {"question_answering": small["question_answering"]}
-    first, second = (bugs.measure_bugs({"vanilla": eight}, one, 2, of_profile(max_new_tokens=6)) for _ in range(2))
+    first, second = (
+        bugs.measure_bugs({"vanilla": eight}, one, 2, of_profile(max_new_tokens=6)) for _ in range(2)
+    )
     of_vanilla = [bug for bug, about in BUGS.items() if "vanilla" in about["models"]]
     assert first.equals(second) and list(first.bug) == [bug for bug in of_vanilla for _ in range(2)]
     assert {pair.published.min_layer for pair in pairs("depth collapse")} == {2}

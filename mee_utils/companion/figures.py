@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +36,6 @@ BLUE = "#5b7a99"  # slate, of what is neither a model nor a rule
 INK = "#050505"  # nearly black: on any colour, this or white has a contrast of 4.5 or more
 BAND = ("low", "high")
 LIGHTEST = 0.85  # shade of the last layer, where 1 is the palest yellow
-TOO_FEW = "nearly all tokens\nare final here"  # where rules cannot be ranked
 
 
 class Style(NamedTuple):
@@ -170,84 +169,14 @@ def finish(figure: matplotlib.figure.Figure, with_legend: bool = True) -> None:
         legend(figure)
 
 
-def facets(
-    table: pd.DataFrame,
-    draw: Callable,
-    column: str = "task",
-    *,
-    row: str | None = None,
-    quantities: Mapping[str, str] | None = None,
-    named: str = "y",
-    values: Sequence | None = None,
-    empty: str = "",
-    per_line: int = 5,
-    sharex: bool | str = True,
-    sharey: bool | str = True,
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    width: float = 3.4,
-    height: float = 2.9,
-    note: str = "",
-    message: str = "",
-    with_legend: bool = True,
-    **drawing,
-) -> matplotlib.figure.Figure:
-    """A panel for each value of `column`, from left to right, and of `row`, downwards, with one legend below.
-
-    Args:
-        draw: called with an axis, the rows of its panel and the keywords in `drawing`; where there are
-            `quantities` also with the panel's own, as `x` or `y` (see `named`).
-        values: which values of `column` have panels; all that occur, if not given.
-        per_line: panels in a line, at most, where there is neither `row` nor `quantities`.
-        quantities: in place of `row`: columns of the table, one per row of panels -> the name of their axis.
-        named: the axis, "x" or "y", that shows a quantity.
-        empty: what a panel without rows says.
-        xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
-        width, height: of a panel, in inches.
-        note: in small print over the message: the profile, how many examples there are, what bands are.
-        message: above the figure: what it shows, in a sentence.
-        with_legend: False where titles or ticks name all that is drawn.
-    """
-    across = list(table[column].unique() if values is None else values)
-    down = _values_down(table, row, quantities)
-    panels = [(below, value) for below in down for value in across]
-    if not panels:
-        raise MeeError("There is nothing to draw: no panel was asked for.")
-    deep = len(down) if len(down) > 1 else math.ceil(len(across) / per_line)
-    wide = math.ceil(len(panels) / deep)  # lines of the same length, or the last one shorter
-    size = (width * wide, height * deep)
-    figure, axes = _empty_panels(len(panels), deep, wide, figsize=size, sharex=sharex, sharey=sharey)
-    write_above(figure, message, note)
-    for number, (below, value) in enumerate(panels):
-        axis = axes[number]
-        if number < len(across):
-            axis.set_title(textwrap.fill(_title(column, value), int(11 * width)))
-        rows = _rows_of_panel(table, {column: value, row: below})
-        if rows.empty:
-            _say(axis, empty)
-            continue
-        if quantities:
-            draw(axis, rows, **{named: below}, **drawing)
-            _name_axes(axis, **{"x": xlabel, "y": ylabel, named: quantities[below]})
-        else:
-            draw(axis, rows, **drawing)
-            _name_axes(axis, xlabel, ylabel)
-        if row and (number + 1) % wide == 0:
-            _name_row(axis, _title(row, below))
-    _hide_shared_names(axes, wide, sharex, sharey)
-    if with_legend:
-        legend(figure)
-    return figure
-
-
-def write_above(figure: matplotlib.figure.Figure, message: str = "", note: str = "") -> None:
-    """Writes above a figure what it shows, and in small print over that of what.
+def write_above(figure: matplotlib.figure.Figure, title: str = "", note: str = "") -> None:
+    """Writes above a figure what is drawn, and in small print over that of what.
 
     Nothing stands below it: where a figure is cut to what is drawn, the legend keeps to the lower edge.
     """
     width = figure.get_figwidth()
-    if message:
-        in_lines = _even_lines(message, int(11 * width))
+    if title:
+        in_lines = _even_lines(title, int(11 * width))
         figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12.5, color="black")
     if note:
         figure.text(0.01, 1.01, textwrap.fill(note, int(18 * width)), va="bottom", fontsize=8, color=GREY)
@@ -269,13 +198,6 @@ def _even_lines(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _values_down(table: pd.DataFrame, row: str | None, quantities: Mapping[str, str] | None) -> list:
-    """What the rows of panels stand for: values of a column, or quantities; a single None if for nothing."""
-    if row:
-        return list(table[row].unique()) or [None]
-    return list(quantities or ()) or [None]
-
-
 def _empty_panels(number: int, deep: int, wide: int, **options) -> tuple:
     """A figure and its panels, line by line; what the last line has too many is not shown."""
     import matplotlib.pyplot as plt
@@ -286,43 +208,8 @@ def _empty_panels(number: int, deep: int, wide: int, **options) -> tuple:
     return figure, list(axes.flat[:number])
 
 
-def _rows_of_panel(table: pd.DataFrame, values: Mapping[str | None, object]) -> pd.DataFrame:
-    """The rows with these values, by column."""
-    for column, value in values.items():
-        if column is not None:
-            table = table[table[column] == value]
-    return table
-
-
 def _title(column: str, value) -> str:
     return label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
-
-
-def _say(axis, text: str) -> None:
-    """Writes a text in place of a panel."""
-    axis.set_axis_off()
-    axis.text(0.5, 0.5, text, color=DARK, transform=axis.transAxes, ha="center", va="center", wrap=True)
-
-
-def _name_axes(axis, x: str | None, y: str | None) -> None:
-    if x:
-        axis.set_xlabel(x)
-    if y:
-        axis.set_ylabel(y)
-
-
-def _name_row(axis, text: str) -> None:
-    """Writes the name of a row of panels at its right end."""
-    axis.text(1.02, 0.5, text, transform=axis.transAxes, rotation=270, va="center", fontsize=10)
-
-
-def _hide_shared_names(axes: Sequence, wide: int, sharex: bool | str, sharey: bool | str) -> None:
-    """Leaves the name of a shared axis to the panels at the left and lower edges."""
-    for number, axis in enumerate(axes):
-        if number % wide > 0 and sharey in (True, "row", "all"):
-            axis.set_ylabel("")
-        if number + wide < len(axes) and sharex in (True, "col", "all"):
-            axis.set_xlabel("")
 
 
 def legend(figure: matplotlib.figure.Figure) -> None:
@@ -354,34 +241,22 @@ def layer_styles(layers: int) -> dict[int, Style]:
 
 
 def lines(
-    axis,
-    rows,
-    x: str,
-    y: str,
-    by: str = "rule",
-    band=None,
-    styles=STYLES,
-    clip=(-math.inf, math.inf),
-    colour=None,
+    axis, rows, x: str, y: str, by: str = "rule", band=None, styles=STYLES, clip=(-math.inf, math.inf)
 ) -> None:
     """A line with a band for each value of `by`, sorted by `x`; a marker where there is a single row.
 
-    Bands end at `clip`. `colour` takes the place of the lines' own; as it may differ from panel to panel, the
-    legend has them in grey. `x="layer"` makes the axis one of layers.
+    Bands end at `clip`. `x="layer"` makes the axis one of layers.
     """
     for name, part in rows.groupby(by, sort=False):
         style = styles.get(name, Style(label(name)))
         part = part.sort_values(x, kind="stable")
-        look = {"color": colour or style.colour, "marker": style.marker, "label": style.label}
+        look = {"color": style.colour, "marker": style.marker, "label": style.label}
         if len(part) > 1:
             look.update(dashes=style.dashes, linewidth=1.5)
         else:
             look.update(linestyle="none")
         if name in ("oracle", "full_depth"):
             look["markersize"] = 7
-        if colour:
-            axis.plot([], [], **look | {"color": GREY})
-            look["label"] = None
         (line,) = axis.plot(part[x], part[y], **look)
         if band:
             low = part[band[0]].clip(*clip)
@@ -397,13 +272,6 @@ def _limit_to_layers(axis) -> None:
     drawn = [list(line.get_xdata()) for panel in panels for line in panel.lines]
     layers = [layer for xs in drawn if xs != [0, 1] for layer in xs]  # that is a horizontal line
     layer_axis(axis, int(max(layers)), int(min(layers)))
-
-
-def say_why_lines_end(axis, end: float, last: float, text: str, least: int = 3) -> None:
-    """Writes a text behind lines that end at `end`, where the axis goes on for `least` or more to `last`."""
-    if last - end >= least:
-        place = {"transform": axis.get_xaxis_transform(), "ha": "center", "va": "center"}
-        axis.text((end + last + 0.5) / 2, 0.5, text, fontsize=8, color=GREY, **place)
 
 
 def column_lines(axis, rows, x: str, columns: Sequence[str], styles=STYLES) -> None:

@@ -1,1 +1,0 @@
-"""Chapter 04: contrast between an early and a late layer, as a confidence measure and as a decoder."""
