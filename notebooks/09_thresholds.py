@@ -21,14 +21,14 @@
 # %% needs=["traces", "classifiers", "measured"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 150  # held-out examples of each task on which results are reported
-choosing = 150  # further ones on which thresholds are chosen
+limit = 50  # held-out examples of each task on which results are reported
+choosing = 50  # further ones on which thresholds are chosen
 max_new_tokens = 48  # longest output, in tokens
 min_layer = None  # first layer at which a token may exit; None: that of the profile's measurements
 top_k = None  # vocabulary tokens that rules on probabilities score; None: as many as in the profile's measurements
 demand = 0.01  # mean consistency loss for which thresholds are chosen
 sure = 0.9  # a probability above which a layer counts as confident
-splits = 50  # random halves, or orders, that test a guarantee
+splits = 20  # random halves, or orders, that test a guarantee
 
 # %% tags=["hide-input"]
 from dataclasses import replace
