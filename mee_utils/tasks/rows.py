@@ -141,17 +141,18 @@ def _saved_rows(folder: Path) -> Iterator[tuple[int, dict]]:
         return  # no rows: `load_from_disk` would fail
     # as Arrow: whatever format it was saved in, and no image or sound beside the texts is decoded
     dataset = load_from_disk(str(folder)).with_format("arrow")
-    yield from _arrow_rows(dataset.iter(batch_size=BATCH))
+
+    def tables():
+        for table in dataset.iter(batch_size=BATCH):
+            table.validate(full=True)  # an error where a file is damaged, which else would end the process
+            yield table
+
+    yield from _arrow_rows(tables())
 
 
 def _arrow_rows(batches: Iterable) -> Iterator[tuple[int, dict]]:
     """The numbered rows of Arrow tables or record batches."""
-    number = 0
-    for batch in batches:
-        batch.validate(full=True)  # an error where a file is damaged, which else would end the process
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+    return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
 def _check_columns(path: Path, names: list[str]) -> None:
