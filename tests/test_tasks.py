@@ -243,7 +243,6 @@ def test_bad_arguments_are_named(arguments, message):
         ("array.jsonl", "[1]\n", r"line 1 is '\[1\]', no object"),
         ("latin.jsonl", '{"translation": {"en": "é"}}'.encode("latin-1"), "is not UTF-8 .*save it as UTF-8"),
         ("latin.csv", "translation\né\n".encode("latin-1"), "is not UTF-8"),
-        ("wide.csv", "translation\na,b\n", "row 1 has more or fewer cells"),
         (
             "nested.jsonl",
             '{"translation": {"en": ["a"], "fr": "b"}}\n',

@@ -35,9 +35,6 @@ def table(rows: Sequence[Sequence], header: Sequence = (), caption: str = "") ->
 
 def _row(values: Sequence, tag: str) -> str:
     """One line of a table; `tag` is "td" or "th"."""
-    cells = [f'<{tag} style="text-align: left">{_cell(value)}</{tag}>' for value in values]
+    texts = [value if isinstance(value, Markup) else escape(str(value)) for value in values]
+    cells = [f'<{tag} style="text-align: left">{text}</{tag}>' for text in texts]
     return f"<tr>{''.join(cells)}</tr>"
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, Markup) else escape(str(value))

@@ -66,9 +66,7 @@ class AnyModel:
     tokenizer: object
     name: str
     _norm: nn.Module | None = field(default=None, init=False)  # the final norm, found by `run`
-    _logit_scale: float = field(
-        default=1.0, init=False
-    )  # of all logits (Cohere, Granite), found by `run` too
+    _logit_scale: float = field(default=1.0, init=False)  # of all logits (Cohere, Granite), found by `run`
     _fingerprint: Fingerprint = field(default=Fingerprint(), init=False, compare=False)
 
     def __post_init__(self):
@@ -152,11 +150,13 @@ class AnyModel:
         d_model = config.hidden_size
         heads = _first_setting(config, HEADS) or 1
         per_head = getattr(config, "head_dim", None) or d_model // heads
+        # feed-forward layers have a gate, as the names of their weights or their activation say
+        gated = any(gate in name for name, _ in self.network.named_parameters() for gate in GATES)
         return DecoderSizes(
             d_model=d_model,
             inner=heads * per_head,
             d_ff=self._feed_forward,
-            gated=self._gated,
+            gated=gated or str(getattr(config, "hidden_act", "")).startswith(("silu", "swi")),
             layers=self.layers,
             vocabulary=self.vocabulary,
             cross_attention=not self.causal,
@@ -172,12 +172,6 @@ class AnyModel:
             return experts * (_first_setting(config, EXPERT_FEED_FORWARD) or 0) + shared
         of_decoder = _first_setting(self.network.config, DECODER_FEED_FORWARD)
         return of_decoder or _first_setting(config, FEED_FORWARD) or 4 * config.hidden_size
-
-    @property
-    def _gated(self) -> bool:
-        """Whether feed-forward layers have a gate, as the names of their weights or their activation say."""
-        named = any(gate in name for name, _ in self.network.named_parameters() for gate in GATES)
-        return named or str(getattr(self.config, "hidden_act", "")).startswith(("silu", "swi"))
 
     @torch.inference_mode()
     def _try(self) -> None:
@@ -229,12 +223,12 @@ class AnyModel:
         states = output.hidden_states if self.causal else output.decoder_hidden_states
         embedding, *after = states
         self._norm = None
-        for call in normed:
-            if _is_same(call.result, after[-1]):
-                self._norm = call.norm
-                after[-1] = call.given
-            elif _is_same(call.given, after[-1]):  # as with `tie_last_hidden_states=False`
-                self._norm = call.norm
+        for norm, given, result in normed:
+            if _is_same(result, after[-1]):
+                self._norm = norm
+                after[-1] = given
+            elif _is_same(given, after[-1]):  # as with `tie_last_hidden_states=False`
+                self._norm = norm
         named = type(self.network).__name__
         if len(after) != self.layers:
             raise MeeError(f"{named} has {self.layers} layers and gives {len(after)} states: no trace of it.")
@@ -296,22 +290,17 @@ def _first_setting(config, names: tuple[str, ...]) -> int | None:
     return next((getattr(config, name) for name in names if getattr(config, name, None)), None)
 
 
-class _NormCall(NamedTuple):
-    """A norm, the states that it was given, and those that it returned; `[batch, position, d_model]` each."""
-
-    norm: nn.Module
-    given: Tensor
-    result: Tensor
-
-
 @contextmanager
-def _calls_of_norms(network: nn.Module) -> Iterator[list[_NormCall]]:
-    """Collects the calls of each norm that is in no layer, in one pass."""
-    calls: list[_NormCall] = []
+def _calls_of_norms(network: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Collects what each norm that is in no layer is given in one pass, and what it returns.
+
+    States are `[batch, position, d_model]` each.
+    """
+    calls = []
 
     def hook(module, inputs, result):
         if inputs and isinstance(result, Tensor):
-            calls.append(_NormCall(module, inputs[0], result))
+            calls.append((module, inputs[0], result))
 
     layers = [name for name, module in network.named_modules() if isinstance(module, nn.ModuleList)]
     with ExitStack() as hooks:

@@ -4,8 +4,7 @@ What cannot be used is refused in one line: adapters, code of their own, damaged
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,15 +37,17 @@ def read_checkpoint(
     `families` are the model types that are taken; None: any that `transformers` has with an LM head. Raises
     `MeeError` as `load_model` does.
     """
-    path = find_local(source, WANTED)
-    where = str(path or source)
+    from transformers import GenerationConfig
+
+    _, where = _located(source, revision)
     target = find_device(device)
     precision = str(dtype).removeprefix("torch.")
     if precision not in DTYPES:
         raise MeeError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
-    _check_revision(path, revision)
     config = checkpoint_config(where, revision, families)
-    _check_generation_config(where, revision)
+    # in place of one that is damaged `transformers` takes its defaults without a word; none at all is fine
+    if _read(GENERATION_CONFIG, where, lambda: _file_path(where, GENERATION_CONFIG, revision)):
+        _read(GENERATION_CONFIG, where, lambda: GenerationConfig.from_pretrained(where, revision=revision))
     network = _read("weights", where, lambda: _load_network(where, revision, config, precision))
     if tokenizer is None:
         tokenizer = load_tokenizer(where, revision)
@@ -54,7 +55,11 @@ def read_checkpoint(
         tokenizer = load_tokenizer(tokenizer)
     if not callable(tokenizer):
         raise MeeError(f"tokenizer={tokenizer!r:.60}: give a folder, a hub id or a loaded tokenizer.")
-    _check_sizes(tokenizer, network, where)
+    vocabulary = network.config.get_text_config(decoder=True).vocab_size
+    if len(tokenizer) > vocabulary:
+        sizes = f"The tokenizer of {where} has {len(tokenizer)} ids, the model {vocabulary}"
+        added = "tokens were added to it without network.resize_token_embeddings(len(tokenizer))"
+        raise MeeError(f"{sizes}: it belongs to another model, or {added}.")
     return network.eval().to(target), tokenizer
 
 
@@ -71,9 +76,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None):
     """
     from transformers import AutoTokenizer
 
-    path = find_local(source, WANTED)
-    where = str(path or source)
-    _check_revision(path, revision)
+    _, where = _located(source, revision)
     _refuse_remote_code(where, revision)
     tokenizer = _read(
         "tokenizer",
@@ -86,12 +89,13 @@ def load_tokenizer(source: str | Path, revision: str | None = None):
     return tokenizer
 
 
-def _check_revision(path: Path | None, revision: str | None) -> None:
-    """Refuses a revision of a local folder."""
+def _located(source: str | Path, revision: str | None) -> tuple[Path | None, str]:
+    """The path of a local source (None for a hub id), and what to load it by; no revision of a local one."""
+    path = find_local(source, WANTED)
     if path and revision:
-        raise MeeError(
-            f"{path} is a local folder and revision={revision!r} belongs to the hub: leave it out."
-        )
+        local = f"{path} is a local folder and revision={revision!r} belongs to the hub"
+        raise MeeError(f"{local}: leave it out.")
+    return path, str(path or source)
 
 
 def checkpoint_config(source: str | Path, revision: str | None, families: Sequence[str] | None = None):
@@ -102,13 +106,18 @@ def checkpoint_config(source: str | Path, revision: str | None, families: Sequen
     """
     from transformers import AutoConfig
 
-    path = find_local(source, WANTED)
-    where = str(path or source)
+    path, where = _located(source, revision)
     if path:
         _check_folder(path)
     else:  # a misspelt id fails at this first file, not once for each file that is looked for below
-        _read(CONFIG, where, lambda: _file_path(where, CONFIG, revision))
-    _refuse_adapter(where, revision)
+        _read(CONFIG, where, lambda: _file_path(where, CONFIG, revision, strict=True))
+    for name in ADAPTER_FILES:  # of LoRA, alone or beside the full model whose output it would change
+        if _read(name, where, lambda name=name: _has_file(where, name, revision)):
+            merged = 'PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained("merged")'
+            raise MeeError(
+                f"{where} has an adapter ({name}, as of LoRA), which is not applied here: merge it, "
+                f"as in {merged}, save the tokenizer there too, and load that folder."
+            )
     _refuse_remote_code(where, revision)
     config = _read(
         CONFIG, where, lambda: AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False)
@@ -118,20 +127,6 @@ def checkpoint_config(source: str | Path, revision: str | None, families: Sequen
         tracing = "load_any_model loads other models that write text, for traces"
         raise MeeError(f"{kind}; exits decode the T5 family only ({', '.join(families)}): {tracing}.")
     return config
-
-
-def _check_generation_config(where: str, revision: str | None) -> None:
-    """Refuses a damaged one, in whose place `transformers` takes its defaults without a word.
-
-    A checkpoint without one is fine.
-    """
-    from transformers import GenerationConfig
-
-    def load() -> None:
-        if _find_file(where, GENERATION_CONFIG, revision):
-            GenerationConfig.from_pretrained(where, revision=revision)
-
-    _read(GENERATION_CONFIG, where, load)
 
 
 def _check_folder(path: Path) -> None:
@@ -156,37 +151,25 @@ def recorded_exit_layer(folder: Path | None) -> int | None:
 
 def _has_file(where: str, name: str, revision: str | None) -> bool:
     """Whether a folder, or a repository on the hub, has a file that is not empty."""
-    path = _find_file(where, name, revision)
+    path = _file_path(where, name, revision)
     return path is not None and Path(path).stat().st_size > 0
 
 
-def _find_file(where: str, name: str, revision: str | None) -> str | None:
-    """As `_file_path`; None also where the hub cannot be asked."""
-    return _file_path(
-        where,
-        name,
-        revision,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+def _file_path(where: str, name: str, revision: str | None, strict: bool = False) -> str | None:
+    """The path of a file of a checkpoint, fetched from the hub if need be; None if it has no such file.
 
-
-def _file_path(where: str, name: str, revision: str | None, **options: bool) -> str | None:
-    """The path of a file of a checkpoint, fetched from the hub if need be; None if it has no such file."""
+    `strict`: an error where the hub cannot be asked, else None.
+    """
     from transformers.utils import cached_file
 
-    return cached_file(where, name, revision=revision, _raise_exceptions_for_missing_entries=False, **options)
-
-
-def _refuse_adapter(where: str, revision: str | None) -> None:
-    """Refuses a LoRA adapter, alone or beside the full model whose output it would change."""
-    for name in ADAPTER_FILES:
-        if _read(name, where, lambda name=name: _has_file(where, name, revision)):
-            merged = 'PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained("merged")'
-            raise MeeError(
-                f"{where} has an adapter ({name}, as of LoRA), which is not applied here: merge it, "
-                f"as in {merged}, save the tokenizer there too, and load that folder."
-            )
+    return cached_file(
+        where,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=strict,
+        _raise_exceptions_for_connection_errors=strict,
+    )
 
 
 def _check_vocabulary(tokenizer, where: str, revision: str | None) -> None:
@@ -206,15 +189,6 @@ def _check_vocabulary(tokenizer, where: str, revision: str | None) -> None:
         f"profile), or save that of the checkpoint which the model was trained from, as in {example}; if it "
         'is of another class, name it in tokenizer_config.json as "tokenizer_class".'
     )
-
-
-def _check_sizes(tokenizer, network: nn.Module, where: str) -> None:
-    """Refuses a tokenizer with more ids than the model."""
-    vocabulary = network.config.get_text_config(decoder=True).vocab_size
-    if len(tokenizer) > vocabulary:
-        sizes = f"The tokenizer of {where} has {len(tokenizer)} ids, the model {vocabulary}"
-        added = "tokens were added to it without network.resize_token_embeddings(len(tokenizer))"
-        raise MeeError(f"{sizes}: it belongs to another model, or {added}.")
 
 
 def find_device(device: str) -> torch.device:
@@ -267,24 +241,28 @@ def _load_network(where: str, revision: str | None, config, precision: str) -> n
     for kind, problem in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
         if keys := sorted(report[f"{kind}_keys"]):
             reason = f"{len(keys)} tensors {problem}, such as {keys[0]}"
-            _check_class(where, config, network, reason)
-            _check_prefix(where, report["missing_keys"], report["unexpected_keys"])
-            raise _unreadable("weights", where, reason)
+            raise _misfit(where, config, network, report, reason)
     for name, weight in network.named_parameters():
         if not weight.isfinite().all():
             raise _unreadable("weights", where, f"{name} holds NaN or infinity")
     return network
 
 
-def _check_prefix(where: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
-    """Refuses weights that were saved from within a wrapper, which puts its name before each of theirs."""
-    for name in sorted(missing):
-        for stored in sorted(unexpected):
-            if stored.endswith(f".{name}"):
+def _misfit(where: str, config, network: nn.Module, report: dict, reason: str) -> MeeError:
+    """The error for tensors that do not fit: another class was saved, or a wrapper, or they are damaged."""
+    saved = (config.architectures or [""])[0]
+    loaded = type(network).__name__
+    if saved not in ("", loaded):
+        needed = f"{where} was saved as {saved}, and {loaded} is needed ({reason})"
+        return MeeError(f"{needed}: save the model with its LM head.")
+    for name in sorted(report["missing_keys"]):
+        for stored in sorted(report["unexpected_keys"]):
+            if stored.endswith(f".{name}"):  # a wrapper puts its name before each of theirs
                 prefix = stored.removesuffix(name)
                 wrapped = f'The weights of {where} have "{prefix}" before their names, as of a wrapper'
                 inside = "save the model inside it (DistributedDataParallel: model.module.save_pretrained)"
-                raise MeeError(f"{wrapped}: {inside}.")
+                return MeeError(f"{wrapped}: {inside}.")
+    return _unreadable("weights", where, reason)
 
 
 def _class_with_head(where: str, config):
@@ -308,18 +286,11 @@ def _class_with_head(where: str, config):
     return auto_class
 
 
-def _check_class(where: str, config, network: nn.Module, reason: str) -> None:
-    """Raises `MeeError` where tensors do not fit because a model of another class was saved."""
-    saved = (config.architectures or [""])[0]
-    loaded = type(network).__name__
-    if saved not in ("", loaded):
-        needed = f"{where} was saved as {saved}, and {loaded} is needed ({reason})"
-        raise MeeError(f"{needed}: save the model with its LM head.")
+def _read(what: str, where: str, load: Callable[[], T]) -> T:
+    """Runs a loader of `transformers`; its many kinds of failure become one line.
 
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps bars and reports of `transformers` and the hub off the screen: our own error has what matters."""
+    Bars and reports of it and the hub are kept off the screen: our own error has what matters.
+    """
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
@@ -329,21 +300,14 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity(logging.CRITICAL)
     hub_logging.set_verbosity(logging.CRITICAL)
     try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
-
-
-def _read(what: str, where: str, load: Callable[[], T]) -> T:
-    """Runs a loader of `transformers`; its many kinds of failure become one line."""
-    try:
-        with _quiet():
-            return load()
+        return load()
     except MeeError:
         raise
     except Exception as error:
         raise _unreadable(what, where, f"{type(error).__name__}: {one_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
 
 
 def _unreadable(what: str, where: str, reason: str) -> MeeError:

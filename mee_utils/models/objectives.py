@@ -81,18 +81,15 @@ def layer_weights(objective: Objective, layers: int, step: int | None = None) ->
         if step is None:
             return [(a + b) / 2 for a, b in zip(last_only, all_equal, strict=True)]
         return all_equal if step % 2 else last_only
-    trained = _trained_layers(objective, layers)
-    return [layer / sum(trained) if layer in trained else 0.0 for layer in range(1, layers + 1)]
-
-
-def _trained_layers(objective: Objective, layers: int) -> Sequence[int]:
-    """The layers (1-based) that have a loss, in proportion to their number."""
     if objective.name == "vanilla":
-        return [layers]
-    if objective.name == "free":
-        return [objective.shallow(layers), layers]
-    count = layers if objective.name == "calm" else round(LATE_SHARE * layers)
-    return range(layers - count + 1, layers + 1)
+        trained = [layers]
+    elif objective.name == "free":
+        trained = [objective.shallow(layers), layers]
+    else:
+        count = layers if objective.name == "calm" else round(LATE_SHARE * layers)
+        trained = range(layers - count + 1, layers + 1)
+    # the layers that have a loss, in proportion to their number
+    return [layer / sum(trained) if layer in trained else 0.0 for layer in range(1, layers + 1)]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

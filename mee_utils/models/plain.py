@@ -57,13 +57,14 @@ def _check_module(name: str, module: nn.Module, expected: nn.Module) -> None:
             replaced = f"{method} of {name or 'the network'} was replaced, and exits would pass over it"
             raise MeeError(f"{replaced}: take the network as it was before (accelerate, steering).")
     kinds = [type(expected), nn.Identity] if isinstance(expected, nn.Dropout) else [type(expected)]
-    same = any(_methods(type(module)) == _methods(kind) for kind in kinds)
-    if not same and not name.endswith(".act"):  # an activation is called itself
+    methods, *usual = [[getattr(kind, method, None) for method in METHODS] for kind in (type(module), *kinds)]
+    if methods not in usual and not name.endswith(".act"):  # an activation is called itself
         stands = f"A {type(module).__module__}.{type(module).__name__} stands where the model has a plain"
         advice = "merge the adapter (model.merge_and_unload()), load the weights without quantization"
         raise MeeError(f"{stands} {type(expected).__name__}: {advice}, or put the plain one back.")
     for weight in expected._parameters:
-        shapes = [_shape(getattr(each, weight, None)) for each in (module, expected)]
+        both = [getattr(each, weight, None) for each in (module, expected)]
+        shapes = [each if each is None else list(each.shape) for each in both]
         if shapes[0] != shapes[1]:
             differs = f"{name}.{weight} is {shapes[0]}, and by the settings of the model {shapes[1]}"
             raise MeeError(f"{differs}: exits decode models as transformers has them, without it.")
@@ -78,11 +79,3 @@ def _plain_modules(config) -> dict[str, nn.Module]:
     kind = next(kind for kind in type(config).__mro__ if kind in WITH_HEAD)
     with torch.device("meta"):
         return dict(WITH_HEAD[kind](config).named_modules())
-
-
-def _methods(kind: type) -> list:
-    return [getattr(kind, method, None) for method in METHODS]
-
-
-def _shape(weight: torch.Tensor | None) -> list[int] | None:
-    return None if weight is None else list(weight.shape)

@@ -16,10 +16,6 @@ from .scores import References, Scores, Texts
 
 Languages = tuple[str, str]  # source and target
 Example = tuple[str, list[str]]  # prompt and references
-NO_ANSWER = (
-    "the question has no answer (SQuAD 2 has such questions): set skip_unanswerable=True to leave them out, "
-    "or use SQuAD 1.1"
-)
 
 
 class Unanswerable(MeeError):
@@ -96,18 +92,15 @@ def _parsed(value: Any, column: str, form: str) -> dict:
 def _squad(row: dict, languages: Languages) -> Example:
     question = _text(row["question"], 'Column "question"')
     context = _text(row["context"], 'Column "context"')
-    return f"question: {question} context: {context}", _answers(row["answers"])
-
-
-def _answers(column: Any) -> list[str]:
     form = '{"text": [...], "answer_start": [...]}'
-    answers = {} if column in (None, "") else _parsed(column, "answers", form)
+    answers = {} if row["answers"] in (None, "") else _parsed(row["answers"], "answers", form)
     texts = answers.get("text")
     if not answers or (isinstance(texts, str | list) and not any(texts)):
-        raise Unanswerable(NO_ANSWER)
+        advice = "set skip_unanswerable=True to leave them out, or use SQuAD 1.1"
+        raise Unanswerable(f"the question has no answer (SQuAD 2 has such questions): {advice}")
     if not isinstance(texts, list):
         raise MeeError(f'Column "answers" has no list of texts but {shown(answers)}: write {form}.')
-    return [_text(text, 'Column "answers"') for text in texts]
+    return f"question: {question} context: {context}", [_text(text, 'Column "answers"') for text in texts]
 
 
 def _translation(row: dict, languages: Languages) -> Example:
@@ -132,43 +125,36 @@ def _two_columns(corpora: str, instruction: str, source: str, target: str) -> La
     return Layout(corpora, (source, target), read)
 
 
-def _summary(corpora: str, document: str, summary: str) -> Layout:
-    return _two_columns(corpora, "summarize", document, summary)
-
-
-SQUAD = Layout("SQuAD", ("context", "question", "answers"), _squad)
-CNN_DAILYMAIL = _summary("CNN/DailyMail", "article", "highlights")
-DIALOGUES = _summary("SAMSum, DialogSum", "dialogue", "summary")
-TRANSLATIONS = Layout("IWSLT 2017, WMT15, Multi30k", ("translation",), _translation)
-MULTI_NEWS = _summary("Multi-News", "document", "summary")
-BIG_PATENT = _summary("BigPatent", "description", "abstract")
-
-ANSWER_BASELINES = (baselines.best_overlapping_sentence, baselines.three_random_words)
 SUMMARY_BASELINES = (baselines.first_sentence, baselines.one_constant_summary)
-TRANSLATION_BASELINES = (baselines.source_copied, baselines.nearest_training_sentence)
 
 TASKS: dict[str, TaskKind] = {
     "question_answering": TaskKind(
-        layouts=(SQUAD,),
+        layouts=(Layout("SQuAD", ("context", "question", "answers"), _squad),),
         metric="exact_match",
         score_examples=scores.answer_scores,
-        baselines=ANSWER_BASELINES,
+        baselines=(baselines.best_overlapping_sentence, baselines.three_random_words),
     ),
     "summarization": TaskKind(
-        layouts=(CNN_DAILYMAIL, DIALOGUES),
+        layouts=(
+            _two_columns("CNN/DailyMail", "summarize", "article", "highlights"),
+            _two_columns("SAMSum, DialogSum", "summarize", "dialogue", "summary"),
+        ),
         metric="rougeL",
         score_examples=scores.rouge_scores,
         baselines=SUMMARY_BASELINES,
     ),
     "translation": TaskKind(
-        layouts=(TRANSLATIONS,),
+        layouts=(Layout("IWSLT 2017, WMT15, Multi30k", ("translation",), _translation),),
         metric="bleu",
         score_examples=scores.translation_scores,
-        baselines=TRANSLATION_BASELINES,
+        baselines=(baselines.source_copied, baselines.nearest_training_sentence),
         score_corpus=scores.corpus_translation,
     ),
     "long_document_summarization": TaskKind(
-        layouts=(MULTI_NEWS, BIG_PATENT),
+        layouts=(
+            _two_columns("Multi-News", "summarize", "document", "summary"),
+            _two_columns("BigPatent", "summarize", "description", "abstract"),
+        ),
         metric="rougeL",
         score_examples=scores.rouge_scores,
         baselines=SUMMARY_BASELINES,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice, check_seed, check_whole, nearest
+from ..common.errors import MeeError, check_choice, check_seed, check_whole, nearest, shown
 from ..common.html import table
 from ..common.sources import find_local
 from . import rows, sources
@@ -69,9 +69,9 @@ class Task:
 
     def __getitem__(self, part: int | slice) -> Task | Example:
         """One example by its number, or a task of a slice of them; the digest stays that of what was read."""
-        if not isinstance(part, slice):
-            return self._example(part)
         try:
+            if not isinstance(part, slice):
+                return Example(self.inputs[part], self.references[part])
             return replace(
                 self,
                 inputs=self.inputs[part],
@@ -79,15 +79,9 @@ class Task:
                 spans=self.spans and self.spans[part],
                 forms=self.forms and self.forms[part],
             )
-        except (TypeError, ValueError) as error:
-            raise MeeError(f"task[{part}]: {error}; give whole numbers, as in task[:100].") from error
-
-    def _example(self, number: int) -> Example:
-        try:
-            return Example(self.inputs[number], self.references[number])
-        except (TypeError, IndexError) as error:
+        except (TypeError, ValueError, IndexError) as error:
             advice = f"give a number from 0 to {len(self) - 1}, or a slice such as [:100]"
-            raise MeeError(f"task[{number!r}] of {len(self)} examples: {advice}.") from error
+            raise MeeError(f"task[{part!r}] of {len(self)} examples: {advice}.") from error
 
     @property
     def kind(self) -> TaskKind:
@@ -128,19 +122,15 @@ class Task:
 
     def _checked(self, texts: Sequence[str]) -> list[str]:
         # sets have no order, and of a dict nobody knows whether keys or values are meant
-        if not isinstance(texts, Iterable) or isinstance(texts, str | bytes | Mapping | Set):
-            raise MeeError(f"Cannot score {str(texts)[:60]!r}: give a list of texts.")
-        listed = list(texts)
-        for text in listed:
-            if not isinstance(text, str):
-                raise MeeError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
-        examples = len(self.references)
-        if len(listed) != examples:
-            raise MeeError(f"{len(listed)} texts for {examples} examples: score one output for each.")
+        ordered = isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping | Set)
+        listed = list(texts) if ordered else []
+        if not ordered or not all(isinstance(text, str) for text in listed):
+            raise MeeError(f"Cannot score {shown(texts)}: give a list of texts.")
+        if len(listed) != len(self):
+            raise MeeError(f"{len(listed)} texts for {len(self)} examples: score one output for each.")
         if not listed:
-            raise MeeError(
-                "This task has no examples, so that there is nothing to score: take a larger slice."
-            )
+            nothing = "This task has no examples, so that there is nothing to score"
+            raise MeeError(f"{nothing}: take a larger slice.")
         return listed
 
 
@@ -183,11 +173,12 @@ def load_task(
     limit = None if limit is None else check_whole("limit", limit)
     seed = check_seed(seed)
     pair = checked_languages(languages)
-    for option, value in {"revision": revision, "folder": folder}.items():
+    of_corpus = {"revision": revision, "folder": folder}
+    for option, value in of_corpus.items():
         if not isinstance(value, str | None):
             raise MeeError(f"{option}={value!r}: give a text, or leave it out.")
     if str(source) == "synthetic":
-        _check_synthetic(name, limit, pair, revision, folder)
+        _check_synthetic(name, limit, pair, of_corpus)
         return _drawn(name, name, split, limit, seed)
     if path := find_local(source, 'a file, a folder, a hub id, or "synthetic"'):
         if revision:
@@ -244,7 +235,7 @@ def checked_languages(languages: tuple[str, str]) -> tuple[str, str]:
     return pair
 
 
-def _check_synthetic(name: str, limit: int | None, languages, revision, folder) -> None:
+def _check_synthetic(name: str, limit: int | None, languages: Languages, of_corpus: dict) -> None:
     if name not in GENERATORS:
         advice = "give the source of a corpus, or add a generator to mee_utils/tasks/synthetic/generator.py"
         raise MeeError(f'Task "{name}" has no synthetic examples: {advice}.')
@@ -252,11 +243,10 @@ def _check_synthetic(name: str, limit: int | None, languages, revision, folder) 
         raise MeeError('source="synthetic" never ends: set limit to the number of examples.')
     if name == "translation" and languages != ("en", "fr"):
         raise MeeError(f'languages={languages!r}: synthetic translation is from "en" to "fr" only.')
-    for option, value in {"revision": revision, "folder": folder}.items():
+    for option, value in of_corpus.items():
         if value:
-            raise MeeError(
-                f'{option}={value!r} belongs to a corpus, not to source="synthetic": leave it out.'
-            )
+            owner = 'belongs to a corpus, not to source="synthetic"'
+            raise MeeError(f"{option}={value!r} {owner}: leave it out.")
 
 
 def shortened(task: Task, tokenizer, tokens: int) -> Task:
@@ -295,9 +285,9 @@ def _drawn(drawn_as: str, name: str, split: str, limit: int, seed: int) -> Task:
     columns = [example.columns for example in examples]
     forms = [example.form for example in examples]
     return Task(
-        name=name,
-        source="synthetic",
-        split=split,
+        name,
+        "synthetic",
+        split,
         inputs=[TASKS[name].read(row, "synthetic", ("en", "fr"))[0] for row in columns],
         references=[[example.target] for example in examples],
         digest=hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest(),

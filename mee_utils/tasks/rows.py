@@ -17,6 +17,7 @@ from ..common.extras import needs_extra
 from ..common.sources import ENDINGS
 
 POINTER = b"version https://git-lfs"  # what Git LFS leaves in place of a file that it did not fetch
+SAVED = "a data set saved by datasets"
 BATCH = 1000  # rows that are made Python objects at a time
 
 
@@ -34,38 +35,36 @@ def rows(paths: list[Path]) -> Iterator[tuple[str, dict]]:
     """Yields ("file, row 3", row) of files or saved data sets; whatever is wrong is an error in one line."""
     empty = True
     for path in paths:
-        for number, row in _readable_rows(path):
-            empty = False
-            yield f"{path}, row {number}", row
+        kind = SAVED if is_saved(path) else ending_of(path)
+        if kind is None:
+            raise MeeError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
+        try:
+            for number, row in _numbered_rows(path, kind):
+                empty = False
+                yield f"{path}, row {number}", row
+        except MeeError:
+            raise
+        except UnicodeError as error:
+            raise MeeError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
+        except Exception as error:  # csv, gzip, json and pyarrow raise a dozen kinds
+            raise MeeError(f"{path} cannot be read as {kind}: {one_line(error)}") from error
     if empty:
         raise MeeError(f"{paths[0]} has no rows: there is nothing to run on.")
 
 
-def _readable_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    """The numbered rows of a file, or of a saved data set; what its reader raises is one line."""
-    kind = SAVED if is_saved(path) else ending_of(path)
-    if kind is None:
-        raise MeeError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
-    try:
-        _check_content(path)
-        yield from READERS[kind](path)
-    except MeeError:
-        raise
-    except UnicodeError as error:
-        raise MeeError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
-    except Exception as error:  # csv, gzip, json and pyarrow raise a dozen kinds
-        raise MeeError(f"{path} cannot be read as {kind}: {one_line(error)}") from error
-
-
-def _check_content(path: Path) -> None:
-    if path.is_dir():
-        return
+def _numbered_rows(path: Path, kind: str) -> Iterator[tuple[int, dict]]:
+    """The rows of a file or a saved data set; in JSON lines their numbers count empty lines too."""
+    if kind == SAVED:
+        return _saved_rows(path)
     with path.open("rb") as file:
         start = file.read(len(POINTER))
     if not start:
         raise MeeError(f"{path} is empty: there is nothing to run on.")
     if start == POINTER:
         raise MeeError(f'{path} is a pointer of Git LFS, not the file: fetch it by "git lfs pull".')
+    if kind == ".csv":
+        return _csv_rows(path)
+    return _parquet_rows(path) if kind == ".parquet" else _json_rows(path)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
@@ -114,7 +113,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
     csv.field_size_limit(2**31 - 1)  # a long document is one cell
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
-        names = reader.fieldnames or []
+        names = list(reader.fieldnames or [])
         _check_columns(path, names)
         if len(names) == 1 and any(mark in names[0] for mark in ";\t"):
             raise MeeError(f"{path} has the one column {shown(names[0])}: separate columns by commas.")
@@ -142,13 +141,13 @@ def _saved_rows(folder: Path) -> Iterator[tuple[int, dict]]:
         return  # no rows: `load_from_disk` would fail
     # as Arrow: whatever format it was saved in, and no image or sound beside the texts is decoded
     dataset = load_from_disk(str(folder)).with_format("arrow")
-    yield from _arrow_rows(_valid(table) for table in dataset.iter(batch_size=BATCH))
 
+    def tables():
+        for table in dataset.iter(batch_size=BATCH):
+            table.validate(full=True)  # an error where a file is damaged, which else would end the process
+            yield table
 
-def _valid(table):
-    """An Arrow table as it is; an error where its file is damaged, which else would end the process."""
-    table.validate(full=True)
-    return table
+    yield from _arrow_rows(tables())
 
 
 def _arrow_rows(batches: Iterable) -> Iterator[tuple[int, dict]]:
@@ -156,19 +155,8 @@ def _arrow_rows(batches: Iterable) -> Iterator[tuple[int, dict]]:
     return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
-def _check_columns(path: Path, names: Iterable[str]) -> None:
+def _check_columns(path: Path, names: list[str]) -> None:
     """Of two columns of one name a row would keep the last."""
-    names = list(names)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise MeeError(f"{path} has the column {shown(twice)} twice: remove or rename one.")
-
-
-SAVED = "a data set saved by datasets"
-READERS = {
-    ".jsonl.gz": _json_rows,
-    ".jsonl": _json_rows,
-    ".parquet": _parquet_rows,
-    ".csv": _csv_rows,
-    SAVED: _saved_rows,
-}

@@ -28,15 +28,10 @@ from . import languages
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 # BLEU tokenizers by target language, the best first; those with MeCab need a package that may be missing
 BLEU_TOKENIZERS = {
-    "zh": ("zh",),
-    "yue": ("zh",),
+    **dict.fromkeys(("zh", "yue"), ("zh",)),
     "ja": ("ja-mecab", "char"),
     "ko": ("ko-mecab", "char"),
-    "th": ("char",),
-    "lo": ("char",),
-    "km": ("char",),
-    "my": ("char",),
-    "bo": ("char",),
+    **dict.fromkeys(("th", "lo", "km", "my", "bo"), ("char",)),
 }
 STANDARD_TOKENIZER = "13a"  # sacrebleu's default, WMT's tokenizer for languages with spaces
 Texts = Sequence[str]
@@ -50,9 +45,7 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer("The  old Bridge!")
     'old bridge'
     """
-    composed = unicodedata.normalize(
-        "NFC", text
-    )  # a model's "é" is one character, a corpus may write it as two
+    composed = unicodedata.normalize("NFC", text)  # a corpus may write "é" as two characters
     bare = composed.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
@@ -65,15 +58,13 @@ def exact_match(prediction: str, references: Texts) -> float:
 def token_f1(prediction: str, references: Texts) -> float:
     """The best token F1 (0 to 1) of the prediction against any reference, after normalisation."""
     predicted = languages.split_at_spaces(normalize_answer(prediction))
-    expected = [languages.split_at_spaces(normalize_answer(reference)) for reference in references]
-    return max(_f1(predicted, reference) for reference in expected)
-
-
-def _f1(predicted: list[str], reference: list[str]) -> float:
-    if not predicted or not reference:
-        return float(predicted == reference)
-    common = sum((Counter(predicted) & Counter(reference)).values())
-    return 2 * common / (len(predicted) + len(reference))
+    best = 0.0
+    for reference in references:
+        expected = languages.split_at_spaces(normalize_answer(reference))
+        common = sum((Counter(predicted) & Counter(expected)).values())
+        tokens = len(predicted) + len(expected)
+        best = max(best, 2 * common / tokens if tokens else 1.0)
+    return best
 
 
 def answer_scores(texts: Texts, references: References, language: str = "en") -> Scores:

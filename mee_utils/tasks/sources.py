@@ -34,38 +34,33 @@ def local_files(source: Path, split: str, folder: str | None = None) -> tuple[li
 
     Raises `MeeError` for a split that is not there, incomplete, or there twice.
     """
-    files = _local_files(source, split, folder)
-    digest = hashlib.sha256()
-    for path in files:
-        # of a saved data set the rows, and not what `datasets` may have cached beside them
-        contents = sorted(path.glob("data*.arrow")) if path.is_dir() else [path]
-        for content in contents:
-            digest.update(_read(content))
-    return files, digest.hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise MeeError(f"{path} cannot be read ({error.strerror}): restore it, or remove it.") from error
-
-
-def _local_files(source: Path, split: str, folder: str | None) -> list[Path]:
     if folder:
         if not (source / folder).is_dir():
             raise MeeError(f'folder="{folder}": {source} has no such folder; leave it out, or give another.')
         source = source / folder
-    if not source.is_dir() or is_saved(source):
-        return [source]
-    files = _parts(source) if source.name.lower().endswith(ENDINGS) else _find_split(source, split, FOLDERS)
-    if files:
-        return files
-    present = {re.split(r"[.-]", path.name)[0] for path in source.rglob("*") if ending_of(path)}
-    present |= {path.parent.name for path in source.rglob("state.json")}
-    names = ", ".join(sorted(present)[:8])
-    advice = f"it has {names}" if names else f"it has no {', '.join(ENDINGS)} file"
-    raise MeeError(f'No file of the split "{split}" in {source}: {advice}.')
+    in_place_of_a_file = source.name.lower().endswith(ENDINGS)
+    one_split = in_place_of_a_file or not source.is_dir() or is_saved(source)
+    files = _parts(source) if one_split else _find_split(source, split, FOLDERS)
+    if not files:
+        present = {re.split(r"[.-]", path.name)[0] for path in source.rglob("*") if ending_of(path)}
+        present |= {path.parent.name for path in source.rglob("state.json")}
+        names = ", ".join(sorted(present)[:8])
+        advice = f"it has {names}" if names else f"it has no {', '.join(ENDINGS)} file"
+        raise MeeError(f'No file of the split "{split}" in {source}: {advice}.')
+    return files, _digest(files)
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        # of a saved data set the rows, and not what `datasets` may have cached beside them
+        for content in sorted(path.glob("data*.arrow")) if path.is_dir() else [path]:
+            try:
+                digest.update(content.read_bytes())
+            except OSError as error:
+                advice = "restore it, or remove it"
+                raise MeeError(f"{content} cannot be read ({error.strerror}): {advice}.") from error
+    return digest.hexdigest()
 
 
 def _parts(path: Path) -> list[Path]:
@@ -77,7 +72,15 @@ def _parts(path: Path) -> list[Path]:
 
 def _find_split(source: Path, split: str, folders: tuple[str, ...]) -> list[Path]:
     """The files of a split in order; an error if it is there in two forms, which would double the data."""
-    forms = [form for inside in folders for form in _forms(source, f"{inside}{split}")]
+    forms = []
+    for inside in folders:
+        stem = f"{inside}{split}"
+        forms += [[path] for path in sorted(source.glob(f"{stem}.*")) if ending_of(path)]
+        forms += _series(path for path in source.glob(f"{stem}-*") if ending_of(path))
+        if is_saved(source / stem):
+            forms.append([source / stem])
+        elif (source / stem).is_dir():
+            forms += _series(_parts(source / stem), any_name=True)
     if len(forms) > 1:
         raise _twice(source, split, [form[0] for form in forms])
     files = forms[0] if forms else []
@@ -89,16 +92,6 @@ def _twice(source: Path, split: str, paths: list[Path]) -> MeeError:
     names = " and ".join(str(path.relative_to(source)) for path in paths[:2])
     advice = "remove one, or name the file to read"
     return MeeError(f'{source} has the split "{split}" twice, {names}: {advice}.')
-
-
-def _forms(source: Path, stem: str) -> list[list[Path]]:
-    """Every form in which a split is there: single files, series of shards, or a folder."""
-    forms = [[path] for path in sorted(source.glob(f"{stem}.*")) if ending_of(path)]
-    forms += _series(path for path in source.glob(f"{stem}-*") if ending_of(path))
-    folder = source / stem
-    if is_saved(folder):
-        return [*forms, [folder]]
-    return forms + (_series(_parts(folder), any_name=True) if folder.is_dir() else [])
 
 
 def _series(paths: Iterable[Path], any_name: bool = False) -> list[list[Path]]:
@@ -140,18 +133,16 @@ def hub_files(source: str, split: str, revision: str | None, folder: str | None)
     folders = (f"{folder.strip('/')}/",) if folder else FOLDERS
     wanted = [f"{inside}{split}{form}" for inside in folders for form in FORMS]
     try:
-        snapshot = Path(
-            snapshot_download(source, repo_type="dataset", revision=revision, allow_patterns=wanted)
-        )
+        fetched = snapshot_download(source, repo_type="dataset", revision=revision, allow_patterns=wanted)
     except Exception as error:  # the hub's client raises a dozen kinds
         failed = f'no local file or folder, and the hub did not give its split "{split}" ({one_line(error)})'
         advice = "Check the spelling and the network, or name a local folder"
         raise MeeError(f'"{source}" is {failed}. {advice}.') from error
-    files = _find_split(snapshot, split, folders)
+    files = _find_split(Path(fetched), split, folders)
     if not files:
         looked = f"({', '.join(ENDINGS)}) in {', '.join(inside or './' for inside in folders)}"
         advice = 'name the `folder` that has it, if need be of the revision "refs/convert/parquet"'
         raise MeeError(f'"{source}" has no file of the split "{split}" {looked}: {advice}.')
-    commit = snapshot.name
+    commit = Path(fetched).name
     identity = "\n".join(map(str, (source, commit, folder, split)))
     return files, hashlib.sha256(identity.encode()).hexdigest()

@@ -32,10 +32,8 @@ def corrupt_spans(tokens: Sequence[int], sentinels: Sequence[int], end: int, ran
     Returns:
         The source, with a sentinel in place of each span, and the target, with each span behind its sentinel.
     """
-    noise = max(1, round(len(tokens) * NOISE_DENSITY))
-    noise = min(noise, len(tokens) - 1)
-    spans = max(1, round(noise / MEAN_SPAN))
-    spans = min(spans, noise, len(tokens) - noise, len(sentinels))
+    noise = min(max(1, round(len(tokens) * NOISE_DENSITY)), len(tokens) - 1)
+    spans = min(max(1, round(noise / MEAN_SPAN)), noise, len(tokens) - noise, len(sentinels))
     kept_lengths = _split(len(tokens) - noise, spans, random)
     span_lengths = _split(noise, spans, random)
 

@@ -22,7 +22,7 @@ from ...tasks.loading import load_lesson
 from .. import inputs
 from ..digests import digest_of
 from ..inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
-from ..profiles import BackboneSettings, BaseSettings, Checkpoint, Profile, Stage
+from ..profiles import BaseSettings, Checkpoint, Profile, Stage
 from ..results import build_root, staged
 from . import loop
 from .batches import Pair, corrupt_spans, padded, repeated
@@ -136,24 +136,21 @@ class ModelBuilder:
 
     def build(self, name: str) -> None:
         """Trains one model, stores it and measures it; a ready checkpoint is only measured."""
-        if self.profile.training.checkpoints(name):
+        profile = self.profile
+        if profile.training.checkpoints(name):
             self._register(name)
-        else:
-            self._train_and_store(name)
-
-    def _train_and_store(self, name: str) -> None:
-        seed = self.profile.training.seed
-        folder = work_folder(self.profile, name, seed, self.tasks)
-        network, curve = self.train_model(name, seed, folder)
+            return
+        folder = work_folder(profile, name, profile.training.seed, self.tasks)
+        network, curve = self.train_model(name, profile.training.seed, folder)
         corpora = {task.name: task for task in self.tasks}
-        for extra in inputs.extra_corpora(self.profile, name):
+        for extra in inputs.extra_corpora(profile, name):
             corpora[extra] = self.extra[extra]
-        with staged(checkpoint_folder(self.profile, name)) as partial:
-            model = self.save_weights(network, partial, measured_in(self.profile))
-            content = describe_model(self.profile, name, model, self.held_out, corpora) | asdict(curve)
-            start = self.profile.training.start(name)
+        with staged(checkpoint_folder(profile, name)) as partial:
+            model = self.save_weights(network, partial, measured_in(profile))
+            content = describe_model(profile, name, model, self.held_out, corpora) | asdict(curve)
+            start = profile.training.start(name)
             if start:
-                content["base"] = weights_digest(self.profile, start)
+                content["base"] = weights_digest(profile, start)
             write_manifest(partial, content)
         shutil.rmtree(folder.parent)
 
@@ -173,8 +170,9 @@ class ModelBuilder:
         """The manifest of a ready checkpoint: of that of one task, or (None) of all."""
         profile = self.profile
         model = inputs.load_profile_model(profile, name, measured_in(profile), task)
+        checkpoint = inputs.ready_checkpoint(profile, name, task).checkpoint
         if model.tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            other = f"{_checkpoint_of(profile, name, task)} has another tokenizer than the base"
+            other = f"{checkpoint} has another tokenizer than the base"
             raise MeeError(f"{other}, and cannot be compared token by token: give it another profile.")
 
         def origin(source: str, commit: str | None) -> dict:
@@ -184,9 +182,7 @@ class ModelBuilder:
         base = inputs.manifest(profile, start)["shape"] if start else {"num_decoder_layers": model.layers}
         if model.layers != base["num_decoder_layers"]:
             depths = f"{model.layers} decoder layers, and the base {base['num_decoder_layers']}"
-            raise MeeError(
-                f"{_checkpoint_of(profile, name, task)} has {depths}: give it a profile of its own."
-            )
+            raise MeeError(f"{checkpoint} has {depths}: give it a profile of its own.")
         held_out = [each for each in self.held_out if task in (None, each.name)]
         batches = padded(self.curve_pairs(task), model.network.config.pad_token_id)
         losses = loop.layer_losses(model.network, batches)
@@ -202,8 +198,8 @@ class ModelBuilder:
         if isinstance(recipe, BaseSettings):
             return self.train_from_scratch(name, recipe.stages, seed, folder, settings.shape.model_dump())
         network = inputs.load_profile_model(self.profile, settings.start(name), "float32").network
-        curve = self.train_stage(name, network, recipe, seed, folder / "stage-1", _objective(recipe))
-        return network, curve
+        objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
+        return network, self.train_stage(name, network, recipe, seed, folder / "stage-1", objective)
 
     def train_from_scratch(
         self,
@@ -284,14 +280,12 @@ class ModelBuilder:
 
     def pairs(self, tasks: Sequence[Task]) -> list[Pair]:
         """Token ids of the input and the target of every example, cut to the lengths that are trained on."""
+        settings = self.profile.training
         sources = [text for task in tasks for text in task.inputs]
         targets = [text for task in tasks for text in task.targets]
-        source_ids = self._token_ids(sources, self.profile.training.max_source)
-        target_ids = self._token_ids(targets, self.profile.training.max_target)
+        source_ids = self.tokenizer(sources, truncation=True, max_length=settings.max_source).input_ids
+        target_ids = self.tokenizer(targets, truncation=True, max_length=settings.max_target).input_ids
         return list(zip(source_ids, target_ids, strict=True))
-
-    def _token_ids(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
-        return self.tokenizer(texts, truncation=True, max_length=max_length).input_ids
 
     @cached_property
     def extra(self) -> dict[str, Task]:
@@ -331,10 +325,6 @@ class ModelBuilder:
         return Random(self.profile.training.seed).sample(pairs, count)
 
 
-def _checkpoint_of(profile: Profile, name: str, task: str | None) -> str:
-    return inputs.ready_checkpoint(profile, name, task).checkpoint
-
-
 def _joined(name: str, by_task: Mapping[str, dict]) -> dict:
     """One manifest of a model that has a checkpoint a task; its learning curve is the mean over tasks."""
     contents = list(by_task.values())
@@ -344,20 +334,10 @@ def _joined(name: str, by_task: Mapping[str, dict]) -> dict:
             shapes = f"{content['source']['checkpoint']} ({task}) and {first['source']['checkpoint']}"
             raise MeeError(f'"{name}": {shapes} have other sizes: give each a profile.')
     losses = [content["layer_cross_entropy"][0]["cross_entropy"] for content in contents]  # [task][layer]
-    layers = range(len(losses[0]))
-    means = [sum(of_task[layer] for of_task in losses) / len(losses) for layer in layers]
+    means = [sum(of_layer) / len(losses) for of_layer in zip(*losses, strict=True)]
     return first | {
         "scores": {task: content["scores"][task] for task, content in by_task.items()},
         "min_exit_layer": max(content["min_exit_layer"] for content in contents),
         "layer_cross_entropy": [{"step": 0, "cross_entropy": means}],
         "source": {task: content["source"] for task, content in by_task.items()},
     }
-
-
-def _objective(recipe: BackboneSettings) -> Objective:
-    return Objective(
-        name=recipe.objective,
-        exit_layer=recipe.exit_layer,
-        kd_map=recipe.kd_map,
-        intermediate=recipe.intermediate,
-    )

@@ -6,8 +6,7 @@ checkpoint and ends where a whole one does.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -107,7 +106,8 @@ def train_backbone(
     torch.manual_seed(schedule.seed)
     run.resume()
     network.train()
-    with _denormals_flushed():
+    torch.set_flush_denormal(True)  # gradients fade into numbers below 1e-38, which multiply ten times slower
+    try:
         if not run.curve.layer_cross_entropy:
             run.evaluate(held_out_batches)
         for step in range(run.curve.steps, steps):
@@ -117,6 +117,8 @@ def train_backbone(
             if (step + 1) % interval == 0:
                 run.evaluate(held_out_batches)
                 run.save()
+    finally:
+        torch.set_flush_denormal(False)
     if schedule.decay > 0 and steps:
         network.load_state_dict(torch.load(run.best_checkpoint, map_location="cpu", weights_only=True))
     network.eval()
@@ -284,13 +286,3 @@ def layer_losses(network: nn.Module, batches: Sequence[Batch]) -> list[float]:
         tokens += count
     network.train(was_training)
     return [round(float(value), 5) for value in sums / tokens]
-
-
-@contextmanager
-def _denormals_flushed() -> Iterator[None]:
-    """Rounds numbers below 1e-38 to zero: gradients fade into them, and they multiply ten times slower."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ...common.errors import MeeError, check_choice
+from ...common.errors import MeeError
 
 SENTINELS = 32
 PAD = "<pad>"
@@ -130,7 +130,6 @@ def kept_layers(start: str, layers: int, of: int) -> list[int]:
     >>> kept_layers("spaced", 4, of=12), kept_layers("first", 4, of=12)
     ([0, 4, 7, 11], [0, 1, 2, 3])
     """
-    check_choice("start", start, STARTS)
     if layers > of:
         raise MeeError(f"decoder_layers={layers}: a decoder that starts from {of} layers has at most {of}.")
     if start == "first" or layers == 1:

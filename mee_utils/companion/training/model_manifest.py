@@ -44,15 +44,22 @@ def describe_model(
         "shape": {key: getattr(sizes, key) for key in ShapeSettings.model_fields},
         "parameters": sum(weight.numel() for weight in model.network.parameters()),
         "seed": settings.seed,
-        "machine": machine(),
-        "data": {corpus: _origin(task) for corpus, task in corpora.items()},
+        "machine": {
+            "processor": processor(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "python": platform.python_version(),
+            "torch": version("torch").split("+")[0],
+            "transformers": version("transformers").split("+")[0],
+            "cores": os.cpu_count(),
+        },
+        "data": {
+            corpus: {"source": Path(task.source).name, "examples": len(task), "sha256": task.digest}
+            for corpus, task in corpora.items()
+        },
         "scores": scores,
         "min_exit_layer": min_exit_layer,
     }
-
-
-def _origin(task: Task) -> dict:
-    return {"source": Path(task.source).name, "examples": len(task), "sha256": task.digest}
 
 
 def measure(model: Model, held_out: Sequence[Task], max_target: int) -> tuple[dict[str, dict], int]:
@@ -61,33 +68,22 @@ def measure(model: Model, held_out: Sequence[Task], max_target: int) -> tuple[di
     That is the first one from which on, at every layer and on every task, at least 95 % of the tokens with a
     softmax margin above `SAFE_MARGIN` keep the last layer's prediction; and at least a third of the depth.
     """
+    options = {"max_new_tokens": max_target, "batch_size": BATCH_SIZE}
+    policy = ExitPolicy("softmax_margin", threshold=SAFE_MARGIN, min_layer=1)
     scores = {}
     safe_layer = -(-model.layers // 3)
     for task in held_out:
-        generation = generate(
-            model, task.inputs, max_new_tokens=max_target, batch_size=BATCH_SIZE, max_source_tokens=UNLIMITED
-        )
-        scores[task.name] = _scores(task, generation.texts)
+        generation = generate(model, task.inputs, max_source_tokens=UNLIMITED, **options)
+        of_task = {"split": task.split, "examples": len(task), "sha256": task.digest}
+        for metric, value in task.score(generation.texts).items():
+            of_task[metric] = round(value, 2)
+        if task.forms:
+            of_task["exact_match_by_form"] = by_form(task, generation.texts)
+        scores[task.name] = of_task
         outputs = generation.token_ids[:SAFE_EXAMPLES]
-        safe_layer = max(safe_layer, _first_safe_layer(model, task, outputs, max_target))
+        traced = trace(model, task.inputs[: len(outputs)], outputs=outputs, **options)
+        safe_layer = max(safe_layer, minimum_layer(replay_policy(traced, policy))["minimum_layer"])
     return scores, safe_layer
-
-
-def _scores(task: Task, texts: Sequence[str]) -> dict:
-    scores = {"split": task.split, "examples": len(task), "sha256": task.digest}
-    for metric, value in task.score(texts).items():
-        scores[metric] = round(value, 2)
-    if task.forms:
-        scores["exact_match_by_form"] = by_form(task, texts)
-    return scores
-
-
-def _first_safe_layer(model: Model, task: Task, outputs: Sequence, max_target: int) -> int:
-    policy = ExitPolicy("softmax_margin", threshold=SAFE_MARGIN, min_layer=1)
-    traced = trace(
-        model, task.inputs[: len(outputs)], outputs=outputs, max_new_tokens=max_target, batch_size=BATCH_SIZE
-    )
-    return minimum_layer(replay_policy(traced, policy))["minimum_layer"]
 
 
 def by_form(task: Task, texts: Sequence[str]) -> dict[str, float]:
@@ -95,16 +91,3 @@ def by_form(task: Task, texts: Sequence[str]) -> dict[str, float]:
     exact_match = task.score_examples(texts)["exact_match"]
     forms = np.array(task.forms)
     return {form: round(float(exact_match[forms == form].mean()), 2) for form in sorted(set(task.forms))}
-
-
-def machine() -> dict:
-    """What the numbers were made on."""
-    return {
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": version("torch").split("+")[0],
-        "transformers": version("transformers").split("+")[0],
-        "cores": os.cpu_count(),
-    }

@@ -9,6 +9,7 @@ For a mini model on a CPU that is fourteen times faster.
 from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,8 @@ class MuonAdam(torch.optim.AdamW):
         for group in self.param_groups:
             if group.get("muon"):
                 weights = [weight for weight in group["params"] if weight.grad is not None]
-                for shape, same_shape in groupby(sorted(weights, key=_shape), key=_shape):
+                shape_of = attrgetter("shape")
+                for shape, same_shape in groupby(sorted(weights, key=shape_of), key=shape_of):
                     rate = group["lr"] * max(1, shape[0] / shape[1]) ** 0.5
                     self._step_matrices(list(same_shape), rate, group["lr"] * group["weight_decay"])
                 for weight in weights:
@@ -80,25 +82,18 @@ class MuonAdam(torch.optim.AdamW):
 
     def _step_matrices(self, weights: list[Tensor], rate: float, decay: float) -> None:
         """One step of Muon on matrices of one shape."""
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["step"] = torch.tensor(0.0)  # AdamW expects it of every weight
+                self.state[weight]["momentum"] = torch.zeros_like(weight)
         gradients = [weight.grad for weight in weights]
-        momenta = [self._momentum(weight) for weight in weights]
+        momenta = [self.state[weight]["momentum"] for weight in weights]
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))  # [matrix, row, column]
         rounded = nesterov.bfloat16() if fast_bfloat16(nesterov.device.type) else nesterov
         updates = orthogonalize(rounded).to(nesterov.dtype)
         torch._foreach_mul_(weights, 1 - decay)
         torch._foreach_add_(weights, updates.unbind(), alpha=-rate)
-
-    def _momentum(self, weight: Tensor) -> Tensor:
-        state = self.state[weight]
-        if not state:
-            state["step"] = torch.tensor(0.0)  # AdamW expects it of every weight
-            state["momentum"] = torch.zeros_like(weight)
-        return state["momentum"]
-
-
-def _shape(weight: Tensor) -> torch.Size:
-    return weight.shape
 
 
 def parameter_groups(
@@ -114,7 +109,8 @@ def parameter_groups(
     """
     weights = {kind: [] for kind in ("matrix", *KINDS.values())}
     for name, weight in network.named_parameters():
-        weights[_kind(name)].append(weight)
+        kind = next((kind for part, kind in KINDS.items() if part in name), "matrix")
+        weights[kind].append(weight)
     groups = []
     for kind, members in weights.items():
         is_matrix = kind in ("matrix", "query")
@@ -129,11 +125,3 @@ def parameter_groups(
             }
         )
     return groups
-
-
-def _kind(name: str) -> str:
-    """The kind of a parameter with this name."""
-    for part, kind in KINDS.items():
-        if part in name:
-            return kind
-    return "matrix"

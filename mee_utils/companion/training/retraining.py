@@ -13,16 +13,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ... import MeeError, Model, Task
+from ... import MeeError, Model, Task, generate, trace
 from ...analysis.comparison import DecodingResult, decode
 from ...analysis.model_quality import beside_baseline
+from ...analysis.monotonicity import settled_from
 from ...common.files import complete_file, read_json
+from ...decoding.inputs import UNLIMITED
 from .. import inputs
 from ..catalogue import RULES
 from ..jobs import RETRAININGS, Job, folder_of, retrainings
 from ..profiles import Profile
 from ..result_tables import FULL_DEPTH, RETRAINED, read_full_depth, read_retrained
 from ..results import Run, build_root, output_root, staged
+from .build import DEPTH, new_builder, work_folder
+from .model_manifest import by_form
+from .muon import RATES_FROM_SCRATCH
 from .rivals import load_rival, rival_folder
 
 # What seeds are compared at, and on how many examples.
@@ -144,8 +149,8 @@ def _rows_and_examples(profile: Profile, job: Job) -> tuple[list[dict], pd.DataF
         model = _seed_model(profile, job)
         tasks = inputs.load_tasks(profile)
         measure = _seed_row
-    else:
-        model = _rival_model(profile, job)
+    else:  # beside decoders trained shallow, `vanilla`, which they are compared with
+        model = _seed_model(profile, job) if job.model == "vanilla" else load_rival(profile, job)
         tasks = inputs.load_tasks(profile, "test", profile.results.test)
         measure = _rival_row
     rows = []
@@ -159,8 +164,6 @@ def _rows_and_examples(profile: Profile, job: Job) -> tuple[list[dict], pd.DataF
 
 def _seed_model(profile: Profile, job: Job) -> Model:
     """The shipped model where it has this seed, else a new training."""
-    from .build import new_builder, work_folder
-
     if job.seed == profile.training.seed and job.model in profile.training.backbones:
         return inputs.load_profile_model(profile, job.model)
     builder = new_builder(profile)
@@ -171,10 +174,6 @@ def _seed_model(profile: Profile, job: Job) -> Model:
 
 def _seed_row(profile: Profile, job: Job, model: Model, task: Task) -> tuple[dict, pd.DataFrame]:
     """Score at full depth, where tokens settle, and what one exit rule makes of it; with all examples."""
-    from ... import trace
-    from ...analysis.monotonicity import settled_from
-    from ...decoding.inputs import UNLIMITED
-
     settings = profile.results
     options = {"max_new_tokens": profile.training.max_target, "batch_size": settings.batch_size}
     whole = decode(model, task, None, max_source_tokens=UNLIMITED, **options)
@@ -197,11 +196,6 @@ def _seed_row(profile: Profile, job: Job, model: Model, task: Task) -> tuple[dic
         "mean_exit_layer": early.mean_exit_layer,
     }
     return row, _examples(whole)
-
-
-def _rival_model(profile: Profile, job: Job) -> Model:
-    """A decoder trained shallow; or `vanilla`, which the others are compared with."""
-    return _seed_model(profile, job) if job.model == "vanilla" else load_rival(profile, job)
 
 
 def _rival_row(profile: Profile, job: Job, model: Model, task: Task) -> tuple[dict, pd.DataFrame]:
@@ -242,11 +236,6 @@ def _examples(decoding: DecodingResult) -> pd.DataFrame:
 
 def _ablation_rows(profile: Profile, job: Job) -> list[dict]:
     """One row a form of question: exact match after the run."""
-    from ... import generate
-    from .build import DEPTH, new_builder
-    from .model_manifest import by_form
-    from .muon import RATES_FROM_SCRATCH
-
     ablation = profile.ablation_runs[job.model]
     builder = new_builder(profile)
     folder = build_root() / RETRAINED / profile.name / job.model

@@ -12,7 +12,7 @@ import re
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ...common.files import read_yaml
@@ -27,28 +27,29 @@ SEGMENT = re.compile(r"<seg[^>]*>(.*?)</seg>")  # a sentence in a file of WMT
 def captions(raw: Path) -> Splits:
     """Multi30k: a file a language, a caption a line."""
     names = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
-    return {split: _pairs(*_caption_lines(raw, name)) for split, name in names.items()}
+    splits = {}
+    for split, name in names.items():
+        by_language = []
+        for language in ("en", "fr"):
+            text = gzip.decompress((raw / f"{name}.{language}.gz").read_bytes()).decode()
+            by_language.append([line.strip() for line in text.rstrip("\n").split("\n")])
+        splits[split] = _pairs(zip(*by_language, strict=True))
+    return splits
 
 
-def _caption_lines(raw: Path, name: str) -> list[list[str]]:
-    texts = [gzip.decompress((raw / f"{name}.{language}.gz").read_bytes()) for language in ("en", "fr")]
-    return [[line.strip() for line in text.decode().rstrip("\n").split("\n")] for text in texts]
-
-
-def _pairs(english: list[str], french: list[str]) -> Rows:
-    return [{"translation": {"en": en, "fr": fr}} for en, fr in zip(english, french, strict=True)]
+def _pairs(pairs: Iterable[tuple[str, str]]) -> Rows:
+    return [{"translation": {"en": english, "fr": french}} for english, french in pairs]
 
 
 def dialogues(raw: Path) -> Splits:
     """DialogSum: `fname` becomes `id`."""
-    names = {"train": "train", "validation": "dev"}
-    return {split: _dialogues(raw / f"dialogsum.{name}.jsonl") for split, name in names.items()}
-
-
-def _dialogues(path: Path) -> Rows:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     kept = ("dialogue", "summary", "topic")
-    return [{"id": row["fname"]} | {column: row[column] for column in kept} for row in rows]
+    splits = {}
+    for split, name in {"train": "train", "validation": "dev"}.items():
+        lines = (raw / f"dialogsum.{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines if line]
+        splits[split] = [{"id": row["fname"]} | {column: row[column] for column in kept} for row in rows]
+    return splits
 
 
 def requests(raw: Path) -> Splits:
@@ -58,16 +59,13 @@ def requests(raw: Path) -> Splits:
     question about the track. The publisher's validation file is our test split.
     """
     facts = read_yaml("tasks/publishers/snips.yaml")
-    train: Rows = []
-    validation: Rows = []
-    test: Rows = []
+    splits: Splits = {"train": [], "validation": [], "test": []}
     for intent, questions in facts["questions"].items():
         held_out = set(facts["validation"][intent])
         for number, row in _slot_questions(raw, intent, "train", questions):
             if row["id"] not in facts["left_out"]:
-                (validation if number in held_out else train).append(row)
-        test += [row for _, row in _slot_questions(raw, intent, "validate", questions)]
-    splits = {"train": train, "validation": validation, "test": test}
+                splits["validation" if number in held_out else "train"].append(row)
+        splits["test"] += [row for _, row in _slot_questions(raw, intent, "validate", questions)]
     for rows in splits.values():
         random.Random(SEED).shuffle(rows)
     return splits
@@ -77,7 +75,11 @@ def _slot_questions(raw: Path, intent: str, kind: str, questions: dict) -> Itera
     """Every question about the requests of one file, with the number of its request."""
     ending = "_full" if kind == "train" else ""
     content = (raw / intent / f"{kind}_{intent}{ending}.json").read_bytes()
-    for number, request in enumerate(json.loads(_decoded(content))[intent]):
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:  # as some of SNIPS' files are
+        text = content.decode("latin-1")
+    for number, request in enumerate(json.loads(text)[intent]):
         parts = request["data"]
         context = _one_blank("".join(part["text"] for part in parts))
         counts = Counter(part.get("entity") for part in parts)
@@ -86,19 +88,12 @@ def _slot_questions(raw: Path, intent: str, kind: str, questions: dict) -> Itera
             if slot and counts[slot] == 1:
                 identity = f"{kind}-{intent}-{number}-{slot}"
                 answer = _one_blank(part["text"])
-                yield number, _question(identity, intent, context, questions[slot], answer)
+                start = context.find(answer)
+                yield number, _question(identity, intent, context, questions[slot], answer, start)
 
 
-def _decoded(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:  # as some of SNIPS' files are
-        return content.decode("latin-1")
-
-
-def _question(identity: str, title: str, context: str, question: str, answer: str, start: int = -1) -> dict:
+def _question(identity: str, title: str, context: str, question: str, answer: str, start: int) -> dict:
     """A row in SQuAD's columns."""
-    start = context.find(answer) if start < 0 else start
     return {
         "id": identity,
         "title": title,
@@ -123,10 +118,7 @@ def sentence_pairs(raw: Path) -> Splits:
     training = [pair for pair in pairs if pair[0] not in sentences]
     random.Random(SEED).shuffle(training)
     validation = [held_out[number] for number in sorted(held_out)]
-    return {
-        split: [{"translation": {"en": english, "fr": french}} for english, french in chosen]
-        for split, chosen in (("train", training), ("validation", validation))
-    }
+    return {"train": _pairs(training), "validation": _pairs(validation)}
 
 
 def paragraphs(raw: Path) -> Splits:
@@ -136,11 +128,10 @@ def paragraphs(raw: Path) -> Splits:
         keys |= {key: f"{paragraph}-{number}" for number, key in enumerate(fingerprints)}
     rows = {}
     for context, question, answer in _squad_questions(raw / "train-v1.1.json"):
-        key = fingerprint(context, question, answer["text"])
+        text = answer["text"]
+        key = fingerprint(context, question, text)
         if key in keys:
-            rows[key] = _question(
-                keys[key], "", context, question, answer["text"], start=answer["answer_start"]
-            )
+            rows[key] = _question(keys[key], "", context, question, text, answer["answer_start"])
     return {"validation": [rows[key] for key in keys if key in rows]}
 
 
@@ -154,25 +145,22 @@ def _squad_questions(path: Path) -> Iterator[tuple[str, str, dict]]:
 
 def news(raw: Path) -> Splits:
     """The test set of WMT 2013: one file of segments a language."""
+    sentences = []
     with tarfile.open(raw / "test.tgz") as archive:
-        texts = [_archived(archive, f"test/newstest2013-src.{language}.sgm") for language in ("en", "fr")]
-    return {"validation": _pairs(*(SEGMENT.findall(text) for text in texts))}
-
-
-def _archived(archive: tarfile.TarFile, name: str) -> str:
-    file = archive.extractfile(name)
-    return file.read().decode() if file else ""
+        for language in ("en", "fr"):
+            file = archive.extractfile(f"test/newstest2013-src.{language}.sgm")
+            sentences.append(SEGMENT.findall(file.read().decode()))
+    return {"validation": _pairs(zip(*sentences, strict=True))}
 
 
 def articles(raw: Path) -> Splits:
     """SumPubMed: an article and its abstract are two files of one number."""
-    return {"validation": [_article(raw, number) for number in read_words("articles.txt")]}
-
-
-def _article(raw: Path, number: str) -> dict:
-    document = (raw / f"line_text/text_{number}.txt").read_text(encoding="utf-8")
-    summary = (raw / f"shorter_abstract/abst_{number}.txt").read_text(encoding="utf-8")
-    return {"document": document.strip(), "summary": summary.strip()}
+    rows = []
+    for number in read_words("articles.txt"):
+        document = (raw / f"line_text/text_{number}.txt").read_text(encoding="utf-8")
+        summary = (raw / f"shorter_abstract/abst_{number}.txt").read_text(encoding="utf-8")
+        rows.append({"document": document.strip(), "summary": summary.strip()})
+    return {"validation": rows}
 
 
 def fingerprint(*texts: str) -> str:

@@ -6,9 +6,7 @@ import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from ...common.errors import MeeError, one_line
@@ -39,46 +37,35 @@ def download(origin: Origin, folder: Path) -> None:
 
 def download_file(url: str, path: Path, checksum: str | None = None) -> None:
     """Fetches one file; it appears at `path` when it is complete and has the right checksum."""
-    request = urllib.request.Request(url, headers=AGENT)
     with complete_file(path) as partial:
-        with (
-            _network_errors(url),
-            urllib.request.urlopen(request, timeout=SECONDS) as response,
-            partial.open("wb") as file,
-        ):
-            shutil.copyfileobj(response, file)
-            expected_size = response.headers.get("Content-Length")
+        expected_size = _copy(url, partial)
         content = partial.read_bytes()
         if expected_size and len(content) != int(expected_size):
             size = f"{len(content)} of {expected_size} bytes"
             raise MeeError(f"{url} broke off after {size}: run the command again.")
-        check(content, checksum, url)
+        if checksum:
+            kind, expected = checksum.split(":")
+            digest = digest_of(kind, content)
+            if digest != expected:
+                differs = f"its {kind} digest is {digest[:12]}..., expected {expected[:12]}..."
+                raise MeeError(f"{url} is not the file that was measured: {differs}")
 
 
-@contextmanager
-def _network_errors(url: str) -> Iterator[None]:
-    """What the network refuses, in one line. Errors of our own disk pass: they carry the name of a file."""
+def _copy(url: str, path: Path) -> str | None:
+    """Copies what a URL gives; returns the size that its server announced, if any."""
+    request = urllib.request.Request(url, headers=AGENT)
     try:
-        yield
+        with urllib.request.urlopen(request, timeout=SECONDS) as response, path.open("wb") as file:
+            shutil.copyfileobj(response, file)
+            return response.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
         gone = "is not there any more" if error.code in (404, 410) else "was refused"
         raise MeeError(f"{url} {gone} (HTTP {error.code}).") from error
     except (OSError, http.client.HTTPException) as error:
         if getattr(error, "filename", None) or "No space left" in str(error):
-            raise
+            raise  # of our own disk
         reason = getattr(error, "reason", error)
         raise MeeError(f"{url} does not answer ({one_line(reason)}): check the network.") from error
-
-
-def check(content: bytes, checksum: str | None, url: str) -> None:
-    """A `MeeError` if a file is another one than its checksum, such as "sha256:3527...", says."""
-    if checksum is None:
-        return
-    kind, expected = checksum.split(":")
-    digest = digest_of(kind, content)
-    if digest != expected:
-        differs = f"its {kind} digest is {digest[:12]}..., expected {expected[:12]}..."
-        raise MeeError(f"{url} is not the file that was measured: {differs}")
 
 
 def digest_of(kind: str, content: bytes) -> str:

@@ -15,7 +15,7 @@ from ...common.errors import MeeError, one_line
 from ...common.files import complete_file
 from .conversions import CONVERSIONS, Rows
 from .download import download
-from .origins import Origin, Split
+from .origins import Origin
 
 RAW = ".raw"  # where downloads wait until their corpus is complete
 OTHER_FORM = (  # what a conversion raises where a file is not what it was: a page in place of an archive, say
@@ -103,23 +103,17 @@ def compared(origin: Origin, folder: Path) -> str:
     """How the rows of a corpus compare with those that were measured, as far as `origins.yaml` says."""
     differing = []
     for name, split in origin.splits.items():
-        difference = _difference(_path(origin, folder, name), split)
-        if difference:
-            differing.append(f"{name} has {difference}")
+        try:
+            content = gzip.decompress(_path(origin, folder, name).read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            differing.append(f"{name} has a damaged file ({one_line(error)})")
+            continue
+        if hashlib.sha256(content).hexdigest() != split.sha256:
+            rows = content.count(b"\n")
+            measured = f" for {split.rows}" if rows != split.rows else ", some of another text"
+            differing.append(f"{name} has {rows} rows{measured}")
     if not differing:
         return "the rows that were measured"
     rolling = "its publisher replaces the file now and then"
     advice = "remove its folder to fetch it again" if origin.pinned else rolling
     return f"other rows than were measured: {', '.join(differing)}; {advice}"
-
-
-def _difference(path: Path, split: Split) -> str:
-    """In what a split differs from the measured one; "" if in nothing."""
-    try:
-        content = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        return f"a damaged file ({one_line(error)})"
-    if hashlib.sha256(content).hexdigest() == split.sha256:
-        return ""
-    rows = content.count(b"\n")
-    return f"{rows} rows for {split.rows}" if rows != split.rows else f"{rows} rows, some of another text"

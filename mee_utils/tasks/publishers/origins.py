@@ -50,24 +50,18 @@ class Origin:
 @cache
 def load_origins() -> dict[str, Origin]:
     """Every corpus by its name, which is also that of its folder."""
-    entries = read_yaml("tasks/publishers/origins.yaml")
-    return {name: _origin(name, entry) for name, entry in entries.items()}
-
-
-def _origin(name: str, entry: dict) -> Origin:
-    files = []
-    for file_name, facts in entry.pop("files").items():
-        files += _numbered(file_name, facts["bytes"], facts.get("checksum"))
-    splits = {split: Split(**facts) for split, facts in entry.pop("splits").items()}
-    return Origin(name=name, files=tuple(files), splits=splits, **entry)
-
-
-def _numbered(name: str, size: int, checksum: str | None) -> list[RawFile]:
-    """One file; where its name has a "*", one for each article."""
-    if "*" not in name:
-        return [RawFile(name, size, checksum)]
-    numbers = read_words("articles.txt")
-    return [RawFile(name.replace("*", number), size // len(numbers)) for number in numbers]
+    origins = {}
+    for name, entry in read_yaml("tasks/publishers/origins.yaml").items():
+        files = []
+        for file, facts in entry.pop("files").items():
+            # where the name of a file has a "*", there is one for each article
+            numbers = read_words("articles.txt") if "*" in file else [""]
+            size = facts["bytes"] // len(numbers)
+            checksum = facts.get("checksum")
+            files += [RawFile(file.replace("*", number), size, checksum) for number in numbers]
+        splits = {split: Split(**facts) for split, facts in entry.pop("splits").items()}
+        origins[name] = Origin(name=name, files=tuple(files), splits=splits, **entry)
+    return origins
 
 
 def read_words(name: str) -> list[str]:
