@@ -11,7 +11,7 @@ two such draws are paired.
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partialmethod
 from warnings import catch_warnings
 
 import numpy as np
@@ -108,25 +108,12 @@ class Estimate:
             draws = None if self.draws is None else statistic(self.draws, axis=-1)
         return Estimate(value, draws)
 
-    def max(self) -> "Estimate":
-        """The largest of several items; NaN does not count, here and below."""
-        return self.over_items(np.nanmax)
-
-    def min(self) -> "Estimate":
-        """The smallest of several items."""
-        return self.over_items(np.nanmin)
-
-    def mean(self) -> "Estimate":
-        """The mean of several items."""
-        return self.over_items(np.nanmean)
-
-    def median(self) -> "Estimate":
-        """The median of several items."""
-        return self.over_items(np.nanmedian)
-
-    def sum(self) -> "Estimate":
-        """The sum of several items."""
-        return self.over_items(np.nansum)
+    # one value of several items; NaN does not count
+    max = partialmethod(over_items, np.nanmax)
+    min = partialmethod(over_items, np.nanmin)
+    mean = partialmethod(over_items, np.nanmean)
+    median = partialmethod(over_items, np.nanmedian)
+    sum = partialmethod(over_items, np.nansum)
 
     def __add__(self, other) -> "Estimate":
         return _combine(operator.add, self, other)
