@@ -112,16 +112,6 @@ def test_interval_has_its_coverage():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-def test_paired_difference_of_settling_is_the_difference_of_the_means_and_tighter_than_unpaired():
-    rng = np.random.default_rng(0)
-    easy = rng.integers(1, 9, 60)  # a layer a sequence, shared by both models
-    first = (np.repeat(easy + 3.0, 5) + rng.normal(0, 0.1, 300), np.repeat(np.arange(60), 5))
-    second = (np.repeat(easy * 1.0, 5), np.repeat(np.arange(60), 5))
-    found = difference_interval(first, second)
-    assert found.value == pytest.approx(first[0].mean() - second[0].mean())
-    assert found.low < found.value < found.high and found.high - found.low < 0.1
-
-
 def test_resampled_tokens_are_whole_sequences():
     sequence = np.array([2, 0, 0, 1, 2, 2])
     for rows in resampled_tokens(sequence, 20):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import INPUTS, LENGTH, build_lively
 
-from mee_utils import ExitPolicy, MeeError, generate, load_task
+from mee_utils import ExitPolicy, MeeError, generate
 from mee_utils.analysis import calibration
 from mee_utils.exits.thresholds import Threshold
 from mee_utils.tasks.loading import Task
@@ -248,10 +248,3 @@ def test_a_result_by_replay_says_that_it_is_an_estimate():
     losses = np.stack([np.full(40, loss) for loss in (0.0, 0.1, 0.2)])
     result = calibration.learn_then_test(losses, [1.0, 0.2, 0.0], 0.9, 0.4, source="replay")
     assert "an estimate by replay, no guarantee" in str(result)
-
-
-def test_losses_of_any_pairs_of_outputs_can_be_computed():
-    """Notebook 06 scores each pair of different outputs once, however many examples the task has."""
-    task = load_task("translation", limit=5)
-    losses = calibration.consistency_losses(task, ["La maison est grande."], ["La maison est rouge."])
-    assert losses.shape == (1,) and 0 < losses[0] < 1

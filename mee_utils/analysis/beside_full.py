@@ -47,22 +47,18 @@ def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[st
         risk = sums[:, value_count:]  # [resample, setting]
         full_sums = weights @ at_full  # [resample, value]
         drawn = weights.sum(axis=1, keepdims=True)  # [resample, 1], examples
-
-        def of_settings(name: str) -> np.ndarray:
-            return value_sums[..., VALUES.index(name)]  # [resample, setting]
-
-        def of_full(name: str) -> np.ndarray:
-            return full_sums[:, [VALUES.index(name)]]  # [resample, 1]
-
-        full_score = of_full("score")
-        full_score = np.where(full_score > 0, full_score, np.nan)  # without a score there is none to keep
-        flops_per_token = of_settings("flops") / of_settings("tokens")
+        # [resample, setting] and [resample, 1] each
+        of_settings = dict(zip(VALUES, np.moveaxis(value_sums, -1, 0), strict=True))
+        of_full = dict(zip(VALUES, full_sums.T[..., None], strict=True))
+        # without a score there is none to keep
+        full_score = np.where(of_full["score"] > 0, of_full["score"], np.nan)
+        flops_per_token = of_settings["flops"] / of_settings["tokens"]
         by_name = {
-            "retained": of_settings("score") / full_score,
-            "consistency_loss": of_settings("loss") / drawn,
+            "retained": of_settings["score"] / full_score,
+            "consistency_loss": of_settings["loss"] / drawn,
             "risk_loss": risk / drawn,
-            "flops_share": flops_per_token / (of_full("flops") / of_full("tokens")),
-            "mean_exit_layer": of_settings("layers") / of_settings("tokens"),
+            "flops_share": flops_per_token / (of_full["flops"] / of_full["tokens"]),
+            "mean_exit_layer": of_settings["layers"] / of_settings["tokens"],
         }
         return np.stack([by_name[name] for name in QUANTITIES], axis=1)
 

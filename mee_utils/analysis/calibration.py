@@ -17,7 +17,6 @@ from scipy.special import bdtr  # the binomial distribution; scipy.stats takes h
 from ..common.errors import MeeError, check_choice, is_number, shown
 from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache, check_model
-from ..exits.measures import Measure
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import check_policy
@@ -158,22 +157,30 @@ def learn_then_test(
     check_choice("source", source, SOURCES)
     p_value = _find_bound(bound)
     threshold = None
-    tests: list[tuple[float, float, float]] = []  # threshold, p-value, mean loss
+    tested = []
+    p_values = []
+    mean_losses = []
     examples = 0
     for level, row in zip(levels, losses, strict=False):
         row = _checked_losses(row)
         examples = len(row)
-        tests.append((level, _checked_p_value(p_value(row, delta, eps), bound), float(row.mean())))
-        if tests[-1][1] > eps:
+        p = p_value(row, delta, eps)
+        if not is_number(p) or p < 0:  # NaN, as of a test that has nothing to go by, is none
+            named = bound if isinstance(bound, str) else getattr(bound, "__name__", shown(bound))
+            raise MeeError(f"bound={named} returned {shown(p)}: a p-value is a number from 0 to 1.")
+        tested.append(level)
+        p_values.append(float(p))
+        mean_losses.append(float(row.mean()))
+        if p_values[-1] > eps:
             break
         threshold = level
-    if not tests:
+    if not tested:
         raise MeeError("There are no losses: give one row of losses for each threshold.")
     return Calibration(
         threshold=threshold,
-        tested=tuple(level for level, _, _ in tests),
-        p_values=tuple(p for _, p, _ in tests),
-        mean_losses=tuple(mean for _, _, mean in tests),
+        tested=tuple(tested),
+        p_values=tuple(p_values),
+        mean_losses=tuple(mean_losses),
         delta=delta,
         eps=eps,
         examples=examples,
@@ -184,14 +191,6 @@ def learn_then_test(
 def _find_bound(bound: str | Callable) -> Callable:
     """A p-value by its name, or the one that was given."""
     return bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
-
-
-def _checked_p_value(value: object, bound: str | Callable) -> float:
-    """What a bound returned, if it is a p-value: NaN, as of a test that has nothing to go by, is none."""
-    if not is_number(value) or value < 0:
-        named = bound if isinstance(bound, str) else getattr(bound, "__name__", shown(bound))
-        raise MeeError(f"bound={named} returned {shown(value)}: a p-value is a number from 0 to 1.")
-    return float(value)
 
 
 def _checked_losses(row) -> np.ndarray:
@@ -266,9 +265,14 @@ def calibrate(
     _find_bound(bound)
     if not isinstance(task, Task):
         raise MeeError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
+    measure = check_policy(policy).measure
     if thresholds is None:
-        thresholds = _usual_thresholds(check_policy(policy).measure, model.layers)
-    check_policy(policy)
+        low, high = measure.range
+        thresholds = range(model.layers, -1, -1) if high > 1 else np.round(np.arange(1.0, 0.0, -0.05), 2)
+        if not low <= min(thresholds) <= max(thresholds) <= high:
+            raise MeeError(
+                f'"{measure.name}" has confidences from {low:g} to {high:g}: give thresholds=[...].'
+            )
     policies = [policy.at_threshold(level) for level in check_demand(thresholds, delta, eps)]
     settings = {"encodings": EncoderCache(), **settings}
     full = generate(model, task.inputs, None, **settings).texts
@@ -278,16 +282,6 @@ def calibrate(
     if calibration.threshold is None:
         return calibration
     return replace(calibration, policy=policy.at_threshold(calibration.threshold))
-
-
-def _usual_thresholds(measure: Measure, layers: int) -> Sequence[float]:
-    """Thresholds from strict to loose: of what counts layers each number, else steps of 0.05 from 1 down."""
-    low, high = measure.range
-    counts = high > 1
-    thresholds = range(layers, -1, -1) if counts else np.round(np.arange(1.0, 0.0, -0.05), 2)
-    if not low <= min(thresholds) <= max(thresholds) <= high:
-        raise MeeError(f'"{measure.name}" has confidences from {low:g} to {high:g}: give thresholds=[...].')
-    return thresholds
 
 
 def violations(

@@ -237,23 +237,18 @@ def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]
     rows = []
     for number, (key, group) in enumerate(table.groupby(list(by), sort=False)):
         row = dict(zip(by, key, strict=True))
+        seeds = len(group)
+        # Student's t, with three digits as in printed tables
+        quantile = round(float(stdtrit(seeds - 1, 0.975)), 3) if seeds > 1 else 0.0
         for column in columns:
-            row.update(_mean_over_seeds(estimates(group, column), column, number))
-        rows.append(row | {"seeds": len(group)})
+            of_seeds = estimates(group, column)
+            values = np.asarray(of_seeds.value, dtype=np.float64)
+            mean = values.mean()
+            margin = quantile * values.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else 0.0
+            row |= {column: mean, f"{column}_low": mean - margin, f"{column}_high": mean + margin}
+            if of_seeds.draws is not None:
+                draws = of_seeds.draws.T  # [seed, resample]
+                drawn = np.random.default_rng(number).integers(seeds, size=draws.shape)
+                row[column + DRAWS] = np.take_along_axis(draws, drawn, axis=0).mean(axis=0)
+        rows.append(row | {"seeds": seeds})
     return pd.DataFrame(rows)
-
-
-def _mean_over_seeds(of_seeds: Estimate, name: str, group: int) -> dict[str, float]:
-    """The columns of a mean over seeds `[seed]`; the number of the `group` decides which seeds are drawn."""
-    values = np.asarray(of_seeds.value, dtype=np.float64)
-    mean = values.mean()
-    margin = 0.0
-    if len(values) > 1:
-        quantile = round(float(stdtrit(len(values) - 1, 0.975)), 3)  # as printed tables have it
-        margin = quantile * values.std(ddof=1) / np.sqrt(len(values))
-    row = {name: mean, f"{name}_low": mean - margin, f"{name}_high": mean + margin}
-    if of_seeds.draws is not None:
-        draws = of_seeds.draws.T  # [seed, resample]
-        seeds = np.random.default_rng(group).integers(len(values), size=draws.shape)
-        row[name + DRAWS] = np.take_along_axis(draws, seeds, axis=0).mean(axis=0)
-    return row

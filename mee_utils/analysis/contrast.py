@@ -35,11 +35,6 @@ def _pair(states: list[ExitState], layer: int) -> tuple[Tensor, Tensor]:
     return states[layer - 1].full_logits, states[max(1, layer // 2) - 1].full_logits
 
 
-def _jsd_amateur(distributions: list[Distribution], layer: int) -> np.ndarray:
-    """`[token]`: the earlier layer that differs most from `layer` (Jensen-Shannon), counted from 1."""
-    return farthest(distributions[layer - 1], distributions[: layer - 1]).cpu().numpy() + 1
-
-
 def telling_token(trace: Trace, layer: int, model: Model, alpha: float = ALPHA) -> int:
     """A token that shows what the weighted contrast does: its index in the trace.
 
@@ -58,19 +53,18 @@ def telling_token(trace: Trace, layer: int, model: Model, alpha: float = ALPHA) 
     return int(trace.margin[:, layer - 1].argmin()) if best is None else best
 
 
-def _margin_without_mass(expert: Tensor, amateur: Tensor, alpha: float) -> np.ndarray:
-    """The margin of the public code's contrast: all of the probability goes to the plausible set."""
-    late = expert.log_softmax(-1)
-    ratio = (late - amateur.log_softmax(-1)).masked_fill(~plausible_ids(late, alpha), -np.inf)
-    first, second = ratio.softmax(-1).topk(2, dim=-1).values.unbind(-1)
-    return (first - second).cpu().numpy()
-
-
 def without_mass(plain: PolicyReplay, model: Model, alpha: float = ALPHA) -> PolicyReplay:
     """The replay of a plain margin with the contrasted margin of the public code in its place."""
     parts = []  # [token, decision] each
     for _, states in _states(plain.trace, model):
-        margins = [_margin_without_mass(*_pair(states, layer), alpha) for layer in plain.decision_layers]
+        margins = []
+        for layer in plain.decision_layers:
+            expert, amateur = _pair(states, layer)
+            late = expert.log_softmax(-1)
+            ratio = (late - amateur.log_softmax(-1)).masked_fill(~plausible_ids(late, alpha), -np.inf)
+            # all of the probability goes to the plausible set
+            first, second = ratio.softmax(-1).topk(2, dim=-1).values.unbind(-1)
+            margins.append((first - second).cpu().numpy())
         parts.append(np.stack(margins, axis=1))
     return replace(plain, confidences=np.concatenate(parts))
 
@@ -82,7 +76,8 @@ def chosen_amateurs(trace: Trace, model: Model, **labels) -> pd.DataFrame:
     for _, states in _states(trace, model):
         distributions = [Distribution.from_logits(state.full_logits) for state in states]
         for layer in range(2, layers + 1):
-            counts[layer] += np.bincount(_jsd_amateur(distributions, layer), minlength=layers + 1)
+            amateurs = farthest(distributions[layer - 1], distributions[: layer - 1]).cpu().numpy() + 1
+            counts[layer] += np.bincount(amateurs, minlength=layers + 1)
     expert, amateur = np.tril_indices(layers + 1, -1)
     shares = (counts / len(trace))[expert, amateur]
     table = pd.DataFrame({**labels, "layer": expert, "amateur_layer": amateur, "share": shares})

@@ -63,7 +63,7 @@ def _add_wins(wins: np.ndarray, score: np.ndarray, may_exit: np.ndarray, sequenc
 
     Of three tokens with scores 0.1, 0.4 and 0.4, where only the last may exit, that one wins once against the
     first and half against the second. Tokens that may not exit are taken some at a time, for the sake of
-    memory.
+    memory, in the order of their scores: a token that stands behind k of them has won against the first k.
     """
     units = len(wins)
     losers = np.flatnonzero(~may_exit)
@@ -71,23 +71,14 @@ def _add_wins(wins: np.ndarray, score: np.ndarray, may_exit: np.ndarray, sequenc
     at_once = max(1, COMPARED_AT_ONCE // units)
     for start in range(0, len(losers), at_once):
         rivals = losers[start : start + at_once]
-        won = _wins_against(score[rivals], score[may_exit], sequence[may_exit], units)
+        counts = len(rivals) + 1
+        tokens = np.zeros(units * counts)  # [i, k]: tokens of i behind k rivals, before and behind their ties
+        for side in ("left", "right"):
+            beaten = np.searchsorted(score[rivals], score[may_exit], side)
+            tokens += np.bincount(sequence[may_exit] * counts + beaten, minlength=units * counts)
+        behind = tokens.reshape(units, counts)[:, ::-1].cumsum(axis=1)[:, ::-1]  # [i, k]: behind k or more
         in_sequence = csr_array((np.ones(len(rivals)), (np.arange(len(rivals)), sequence[rivals])))
-        wins[:, : in_sequence.shape[1]] += won @ in_sequence
-
-
-def _wins_against(rivals: np.ndarray, score: np.ndarray, sequence: np.ndarray, units: int) -> np.ndarray:
-    """`[i, rival]`: how many tokens of sequence i are scored above each rival (ties: half); rivals ascend.
-
-    A token that stands behind k of the rivals has won against the first k. Ties stand before and behind.
-    """
-    counts = len(rivals) + 1
-    tokens = np.zeros(units * counts)  # [i, k]: tokens of i behind k rivals, each before and behind its ties
-    for side in ("left", "right"):
-        beaten = np.searchsorted(rivals, score, side)
-        tokens += np.bincount(sequence * counts + beaten, minlength=units * counts)
-    behind = tokens.reshape(units, counts)[:, ::-1].cumsum(axis=1)[:, ::-1]  # [i, k]: behind k or more
-    return behind[:, 1:] / 2
+        wins[:, : in_sequence.shape[1]] += (behind[:, 1:] / 2) @ in_sequence
 
 
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:

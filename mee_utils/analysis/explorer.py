@@ -15,7 +15,6 @@ from html import escape
 from pathlib import Path
 from string import Template
 from textwrap import wrap
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from ..tasks.loading import Task
 from ..traces.replay import check_policy
 from ..traces.trace import Trace
 from ..traces.tracing import trace
-from .explorer_replay import Replays
+from .explorer_replay import replayed_runs
 from .explorer_runs import TAKEN, VERIFIED, fate, merged_runs, threshold_levels
 from .monotonicity import token_text
 
@@ -45,6 +44,9 @@ CHOICES = ("task", "model", "rule", "sentence", "exits")
 LARGE = ("input", "text", "full", "said", "confidence")  # the page has these in a shorter form
 VIEWS = PACKAGE / "analysis" / "explorer.yaml"
 PAGE = PACKAGE / "analysis" / "explorer.html"
+
+# (sentence from 0, position from 0, layer) -> the confidence there, and the token that is predicted
+Decisions = dict[tuple[int, int, int], tuple[float, int]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,11 +65,20 @@ class Explorer:
         """The page in Vega-Lite: explorer.yaml with its data and parameters."""
         # what each layer predicts for a token, as JSON -> number of the row; runs share rows
         row_numbers: dict[str, int] = {}
-        runs = [_page_run(run, row_numbers) for run in self.runs]
-        rows = []
-        for number, row in enumerate(row_numbers):
-            said, confidence = json.loads(row)
-            rows.append({"row": number, "said": said, "confidence": confidence})
+        runs = []
+        for run in self.runs:
+            same = "as at full depth" if run["same"] else "not as at full depth"
+            lines = [
+                *wrap(f"Full depth: {run['full']}", LINE_WIDTH),
+                *wrap(f"With exits: {run['text']} ({same})", LINE_WIDTH),
+            ]
+            numbers = []
+            for said, confidence in zip(run["said"], run["confidence"], strict=True):
+                row = json.dumps({"said": said, "confidence": confidence})
+                numbers.append(row_numbers.setdefault(row, len(row_numbers)))
+            small = {name: value for name, value in run.items() if name not in LARGE}
+            runs.append({**small, "lines": "\n".join(lines), "row": numbers})
+        rows = [{"row": number, **json.loads(row)} for row, number in row_numbers.items()]
         sentences = {(run["task"], run["sentence"]): run["input"] for run in self.runs}
         inputs = [
             {"task": task, "sentence": number, "lines": wrap(f"Input: {text}", LINE_WIDTH)}
@@ -114,21 +125,6 @@ class Explorer:
         return f'<iframe srcdoc="{escape(self.html)}" style="width: 100%; height: 900px; border: 0"></iframe>'
 
 
-def _page_run(run: dict, row_numbers: dict[str, int]) -> dict:
-    """A run as the page has it: its long texts wrapped, its rows by number."""
-    same = "as at full depth" if run["same"] else "not as at full depth"
-    lines = [
-        *wrap(f"Full depth: {run['full']}", LINE_WIDTH),
-        *wrap(f"With exits: {run['text']} ({same})", LINE_WIDTH),
-    ]
-    numbers = []
-    for said, confidence in zip(run["said"], run["confidence"], strict=True):
-        row = json.dumps([said, confidence])
-        numbers.append(row_numbers.setdefault(row, len(row_numbers)))
-    small = {name: value for name, value in run.items() if name not in LARGE}
-    return {**small, "lines": "\n".join(lines), "row": numbers}
-
-
 def explore(
     model: Model | AnyModel,
     inputs: str | Sequence[str] | Task | Mapping[str, Task],
@@ -163,7 +159,7 @@ def explore(
     decoding = _Decoding(model, sentences, max_new_tokens)
     runs = []
     for rule, policy in _policies(policies).items():
-        runs += _runs_of_rule(decoding, rule, policy, levels, max_draft)
+        runs += decoding.runs(rule, policy, levels, max_draft)
     return Explorer(runs)
 
 
@@ -197,10 +193,8 @@ def explore_trace(
 def _explorer_of_trace(traced, tokenizer, sentences, policies, levels: int, max_draft: int) -> Explorer:
     runs = []
     for rule, policy in _policies(policies).items():
-        replays = Replays(traced, tokenizer, policy, max_draft)
-        thresholds = threshold_levels(policy, replays.confidences, levels)
         labels = [{**sentence, "model": traced.model, "rule": rule} for sentence in sentences]
-        runs += merged_runs(labels, thresholds, replays.described)
+        runs += replayed_runs(traced, tokenizer, policy, labels, levels, max_draft)
     return Explorer(runs)
 
 
@@ -211,7 +205,7 @@ def _sentences(inputs) -> list[dict]:
     for name, task in tasks.items():
         texts = check_inputs(getattr(task, "inputs", task))
         for number, text in enumerate(texts, start=1):
-            sentences.append({"task": _spaced(name), "sentence": number, "input": text})
+            sentences.append({"task": name.replace("_", " "), "sentence": number, "input": text})
     if len(sentences) > MAX_SENTENCES:
         raise MeeError(
             f"{len(sentences)} sentences are more than a page shows: give at most {MAX_SENTENCES}."
@@ -222,18 +216,14 @@ def _sentences(inputs) -> list[dict]:
 def _policies(policies) -> dict[str, ExitPolicy]:
     """Policies by the name of their rule, none of them verified."""
     if policies is None:
-        policies = {_spaced(name): ExitPolicy(name, min_layer=1) for name in DEFAULT_RULES}
+        policies = {name.replace("_", " "): ExitPolicy(name, min_layer=1) for name in DEFAULT_RULES}
     if not isinstance(policies, Mapping):
-        policies = {_spaced(check_policy(policies).measure.name): policies}
+        policies = {check_policy(policies).measure.name.replace("_", " "): policies}
     unverified = {}
     for rule, policy in policies.items():
         verified = check_policy(policy).propagation == "verify"
         unverified[rule] = replace(policy, propagation="copy", max_draft="auto") if verified else policy
     return unverified
-
-
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")
 
 
 class _Decoding:
@@ -246,7 +236,7 @@ class _Decoding:
         self.max_new_tokens = max_new_tokens
         self.encodings = EncoderCache()
         self.full = self.generate(None)
-        self.full_ids = self._full_depth_ids(self.full)
+        self.full_ids = self.full_depth_ids(self.full)
         self.token_text = token_text(model.tokenizer)
 
     def generate(self, policy: ExitPolicy | None) -> Generation:
@@ -260,140 +250,90 @@ class _Decoding:
             encodings=self.encodings,
         )
 
-    def run(self, policy: ExitPolicy) -> _Run:
-        """Decodes all sentences with a policy, with what it decides and what full depth predicts there."""
-        recorder = _Recorder(policy)
-        generation = self.generate(recorder.policy)
-        same = policy.propagation == "verify" or generation.token_ids == self.full.token_ids
-        full_ids = self.full_ids if same else self._full_depth_ids(generation)
-        return _Run(generation, recorder.decisions, full_ids)
-
-    def _full_depth_ids(self, generation: Generation) -> list[np.ndarray]:
+    def full_depth_ids(self, generation: Generation) -> list[np.ndarray]:
         """What full depth predicts at each layer along some outputs, `[token, layer]` for each of them."""
         along = trace(self.model, self.texts, outputs=generation.token_ids, batch_size=len(self.texts))
         return along.by_output(along.top1_id)
 
+    def runs(self, rule: str, policy: ExitPolicy, levels: int, max_draft: int) -> list[dict]:
+        """The runs of one rule at all levels of the slider; see `Explorer`."""
+        recorded, decisions = _recorded(policy.at_threshold(policy.measure.range[1]))
+        self.generate(recorded)  # nothing exits
+        confidences = [confidence for confidence, _ in decisions.values()]
 
-class _Place(NamedTuple):
-    """Where a policy decides."""
+        def described(threshold: float) -> dict[str, list[dict]]:
+            taken = policy.at_threshold(threshold)
+            verified = replace(taken, propagation="verify", max_draft=max_draft)
+            return {TAKEN: self.described(taken), VERIFIED: self.described(verified)}
 
-    number: int  # of the sentence, from 0
-    position: int  # of the token
-    layer: int
+        labels = [{**sentence, "model": self.model.name, "rule": rule} for sentence in self.sentences]
+        return merged_runs(labels, threshold_levels(policy, confidences, levels), described)
+
+    def described(self, policy: ExitPolicy) -> list[dict]:
+        """What became of each sentence, decoded with a policy; see `Explorer`."""
+        recorded, decisions = _recorded(policy)
+        generation = self.generate(recorded)
+        same = policy.propagation == "verify" or generation.token_ids == self.full.token_ids
+        full_ids = self.full_ids if same else self.full_depth_ids(generation)
+        return [
+            self._sentence(generation, number, full_depth, decisions)
+            for number, full_depth in enumerate(full_ids)
+        ]
+
+    def _sentence(
+        self, generation: Generation, number: int, full_depth: np.ndarray, decisions: Decisions
+    ) -> dict:
+        """What became of one sentence; `full_depth` `[token, layer]` is what full depth predicts there."""
+        ids = generation.token_ids[number]
+        exit_layers = generation.exit_layers[number]
+        drafts = generation.drafts[number] if generation.drafts else None
+        said = full_depth.copy()  # up to the exit what was decoded, behind it full depth's
+        if drafts:  # a token that was drafted several times is shown as it was the last time
+            drafted = dict(zip(drafts.positions.tolist(), drafts.exit_layers.tolist(), strict=True))
+            layers = [drafted[position] for position in range(len(ids))]
+            agrees = np.array(layers) == exit_layers
+        else:
+            layers = exit_layers.tolist()
+            agrees = np.array(ids) == full_depth[:, -1]
+            said[np.arange(len(ids)), exit_layers - 1] = ids
+        confidence = np.full(said.shape, None)  # None: nothing was decided
+        for position, exit_layer in enumerate(layers):
+            for layer in range(1, exit_layer + 1):
+                if (number, position, layer) in decisions:
+                    seen, token_id = decisions[number, position, layer]
+                    confidence[position, layer - 1] = round(seen, 4)
+                    said[position, layer - 1] = token_id
+        depth = said.shape[1]
+        fates = [fate(layer, depth, right) for layer, right in zip(layers, agrees.tolist(), strict=True)]
+        return {
+            "text": generation.texts[number],
+            "full": self.full.texts[number],
+            "same": ids == self.full.token_ids[number],
+            "flops": round(float(generation.flops[number] / self.full.flops[number]), 4),
+            "layers": depth,
+            "mean_exit_layer": round(float(exit_layers.mean()), 2),
+            "drafts": [drafts.verified, drafts.accepted] if drafts else None,
+            "layer": layers,
+            "fate": fates,
+            "token": [self.token_text(token_id) for token_id in ids],
+            "said": [[self.token_text(int(token_id)) for token_id in of_token] for of_token in said],
+            "confidence": confidence.tolist(),
+        }
 
 
-class _Decision(NamedTuple):
-    """What a policy sees there."""
+def _recorded(policy: ExitPolicy) -> tuple[ExitPolicy, Decisions]:
+    """The policy with a measure that writes down what it returns; where a token is drafted again, anew."""
+    decisions: Decisions = {}
 
-    confidence: float
-    token_id: int  # predicted by the layer
-
-
-class _Recorder:
-    """Keeps what a policy decides while it decodes; of a token that is drafted again the last decisions.
-
-    `policy` is to be decoded with in its place: that policy, whose measure writes down what it returns.
-    """
-
-    def __init__(self, policy: ExitPolicy):
-        self.measure = policy.measure
-        recorded = copy.copy(policy.measure)
-        recorded.confidence = self.confidence
-        self.policy = replace(policy, measure=recorded)
-        self.decisions: dict[_Place, _Decision] = {}
-
-    def confidence(self, state) -> np.ndarray:
-        """The measure's own."""
-        confidence = confidence_of(self.measure, state)
+    def confidence(state) -> np.ndarray:
+        found = confidence_of(policy.measure, state)
         # logits for the page alone are not counted among the FLOPs
-        ids = on_host(state.top1_id if self.measure.readout else state.full_logits.argmax(-1))
+        ids = on_host(state.top1_id if policy.measure.readout else state.full_logits.argmax(-1))
         positions = np.broadcast_to(state.position, len(ids)).tolist()
         for row, number in enumerate(state.sequence.tolist()):
-            place = _Place(number, positions[row], state.layer)
-            self.decisions[place] = _Decision(float(confidence[row]), int(ids[row]))
-        return confidence
+            decisions[number, positions[row], state.layer] = float(found[row]), int(ids[row])
+        return found
 
-
-@dataclass(frozen=True)
-class _Run:
-    """One decoding of all sentences."""
-
-    generation: Generation
-    decisions: Mapping[_Place, _Decision]
-    full_ids: list[np.ndarray]  # `[token, layer]` for each output, what full depth predicts there
-
-
-def _runs_of_rule(
-    decoding: _Decoding, rule: str, policy: ExitPolicy, levels: int, max_draft: int
-) -> list[dict]:
-    """The runs of one rule at all levels of the slider; see `Explorer`."""
-    nothing_exits = decoding.run(policy.at_threshold(policy.measure.range[1]))
-    confidences = [decision.confidence for decision in nothing_exits.decisions.values()]
-
-    def described(threshold: float) -> dict[str, list[dict]]:
-        at_threshold = policy.at_threshold(threshold)
-        ways = {
-            TAKEN: decoding.run(at_threshold),
-            VERIFIED: decoding.run(replace(at_threshold, propagation="verify", max_draft=max_draft)),
-        }
-        numbers = range(len(decoding.sentences))
-        return {
-            exits: [_describe(way, number, decoding) for number in numbers] for exits, way in ways.items()
-        }
-
-    labels = [{**sentence, "model": decoding.model.name, "rule": rule} for sentence in decoding.sentences]
-    return merged_runs(labels, threshold_levels(policy, confidences, levels), described)
-
-
-def _describe(run: _Run, number: int, decoding: _Decoding) -> dict:
-    """What became of one sentence; see `Explorer`."""
-    generation = run.generation
-    full = decoding.full
-    ids = generation.token_ids[number]
-    drafts = generation.drafts[number] if generation.drafts else None
-    layers = _drafted_layers(generation, number) if drafts else generation.exit_layers[number].tolist()
-    said, confidence = _said(run, number, layers, verified=drafts is not None)
-    depth = said.shape[1]
-    if drafts:
-        agrees = (np.array(layers) == generation.exit_layers[number]).tolist()
-    else:
-        agrees = (np.array(ids) == run.full_ids[number][:, -1]).tolist()
-    return {
-        "text": generation.texts[number],
-        "full": full.texts[number],
-        "same": ids == full.token_ids[number],
-        "flops": round(float(generation.flops[number] / full.flops[number]), 4),
-        "layers": depth,
-        "mean_exit_layer": round(float(generation.exit_layers[number].mean()), 2),
-        "drafts": [drafts.verified, drafts.accepted] if drafts else None,
-        "layer": layers,
-        "fate": [fate(layer, depth, same) for layer, same in zip(layers, agrees, strict=True)],
-        "token": [decoding.token_text(token_id) for token_id in ids],
-        "said": [[decoding.token_text(int(token_id)) for token_id in row] for row in said],
-        "confidence": confidence.tolist(),
-    }
-
-
-def _drafted_layers(generation: Generation, number: int) -> list[int]:
-    """At which layer each token of a verified output was drafted, the last time if several times."""
-    drafts = generation.drafts[number]
-    last = dict(zip(drafts.positions.tolist(), drafts.exit_layers.tolist(), strict=True))
-    return [last[position] for position in range(len(generation.token_ids[number]))]
-
-
-def _said(run: _Run, number: int, layers: list[int], verified: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that each layer predicts for each token, and confidences (None: nothing decided), `[token, layer]`.
-
-    Up to the exit they are those of the decoding, behind it those of full depth.
-    """
-    said = run.full_ids[number].copy()
-    if not verified:
-        said[np.arange(len(layers)), np.array(layers) - 1] = run.generation.token_ids[number]
-    confidence = np.full(said.shape, None)
-    for position, exit_layer in enumerate(layers):
-        for layer in range(1, exit_layer + 1):
-            decision = run.decisions.get(_Place(number, position, layer))
-            if decision is not None:
-                confidence[position, layer - 1] = round(decision.confidence, 4)
-                said[position, layer - 1] = decision.token_id
-    return said, confidence
+    measure = copy.copy(policy.measure)
+    measure.confidence = confidence
+    return replace(policy, measure=measure), decisions

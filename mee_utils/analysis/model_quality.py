@@ -32,18 +32,12 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
     )
     names = []
     for target, offsets, spans in zip(task.targets, encoded["offset_mapping"], task.spans, strict=True):
-        names += [_difficulty_at(target, start, end, spans) for start, end in offsets]
+        for start, end in offsets:
+            while start < end and target[start] == " ":
+                start += 1
+            covering = [span.difficulty for span in spans if span.start <= start < min(span.end, end)]
+            names.append(covering[0] if covering else "grammatical")
     return np.array(names)
-
-
-def _difficulty_at(target: str, start: int, end: int, spans) -> str:
-    """The difficulty of the token from `start` to `end` of a target."""
-    while start < end and target[start] == " ":
-        start += 1
-    if end <= start:
-        return "grammatical"
-    covering = (span.difficulty for span in spans if span.start <= start < span.end)
-    return next(covering, "grammatical")
 
 
 def score_table(tasks: Mapping, texts: Mapping) -> pd.DataFrame:

@@ -126,31 +126,21 @@ def associations(prefixes, measures: Sequence[str], outcomes: Sequence[str], **l
     sequence = prefixes["sequence"].to_numpy()
     rows = []
     for measure, depth in product(measures, outcomes):
-        correlation = _rank_correlation(ranks[measure].to_numpy(), ranks[depth].to_numpy(), sequence)
+        correlation = _correlation(ranks[measure].to_numpy(), ranks[depth].to_numpy(), sequence)
         rows.append({**labels, "measure": measure, "depth": depth, **correlation.columns("spearman")})
     return pd.DataFrame(rows)
 
 
-def _rank_correlation(first: np.ndarray, second: np.ndarray, sequence: np.ndarray) -> Estimate:
-    """The correlation of two rankings `[token]`; resamples draw sequences."""
-    moments = _moments(first, second, sequence)
-    return interval(lambda weights: _correlation(weights @ moments), units=len(moments))
+def _correlation(x: np.ndarray, y: np.ndarray, sequence: np.ndarray) -> Estimate:
+    """Pearson's correlation of `[token]` values; resamples draw sequences."""
+    moments = by_sequence(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), sequence)
 
+    def correlation(weights: np.ndarray) -> np.ndarray:
+        count, sum_x, sum_y, xx, yy, xy = (weights @ moments).T
+        variances = (count * xx - sum_x * sum_x) * (count * yy - sum_y * sum_y)
+        return (count * xy - sum_x * sum_y) / np.sqrt(variances)
 
-def _moments(x: np.ndarray, y: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """Sums over each sequence, `[sequence, (1, x, y, xx, yy, xy)]`, of `[token]` values."""
-    return by_sequence(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), sequence)
-
-
-def _correlation(moments: np.ndarray) -> np.ndarray:
-    """Pearson's correlation from moments `[..., (1, x, y, xx, yy, xy)]`."""
-    count = moments[..., 0]
-    x = moments[..., 1]
-    y = moments[..., 2]
-    variance_x = count * moments[..., 3] - x * x
-    variance_y = count * moments[..., 4] - y * y
-    covariance = count * moments[..., 5] - x * y
-    return covariance / np.sqrt(variance_x * variance_y)
+    return interval(correlation, units=len(moments))
 
 
 def depth_by_difficulty(

@@ -11,8 +11,7 @@ two such draws are paired.
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache, partialmethod
 from warnings import catch_warnings
 
 import numpy as np
@@ -25,40 +24,21 @@ RESAMPLES = 2000
 DRAWS = "_draws"  # ending of the columns of a table that hold the draws of another column
 
 
-class Margin(NamedTuple):
-    """The difference that must be positive for a comparison to hold."""
-
-    difference: "Estimate"
-    or_equal: bool  # whether 0 is enough, as for >=
-
-    @property
-    def p_values(self) -> "PValues":
-        """See `Estimate.p_values`."""
-        return self.difference.p_values(self.or_equal)
-
-
-class PValues(NamedTuple):
-    """One-sided p-values of a margin."""
-
-    holds: float  # against "not above 0": small if the comparison holds
-    fails: float  # against "not below 0": small if it fails
-
-
 @dataclass(frozen=True)
 class Comparison:
     """One or several comparisons of estimates, with a one-sided p-value for either answer."""
 
-    margins: tuple[Margin, ...]
+    margins: tuple[tuple["Estimate", bool], ...]  # what must be positive, and whether 0 is enough, as for >=
 
     @property
     def p_holds(self) -> float:
         """Small if all comparisons hold: the largest p-value against "this margin is not above 0"."""
-        return max(margin.p_values.holds for margin in self.margins)
+        return max(margin.p_values(or_equal)[0] for margin, or_equal in self.margins)
 
     @property
     def p_fails(self) -> float:
         """Small if at least one comparison fails: the smallest p-value, corrected for their number."""
-        smallest = min(margin.p_values.fails for margin in self.margins)
+        smallest = min(margin.p_values(or_equal)[1] for margin, or_equal in self.margins)
         return min(1.0, len(self.margins) * smallest)
 
     def __and__(self, other: "Comparison") -> "Comparison":
@@ -128,25 +108,12 @@ class Estimate:
             draws = None if self.draws is None else statistic(self.draws, axis=-1)
         return Estimate(value, draws)
 
-    def max(self) -> "Estimate":
-        """The largest of several items; NaN does not count, here and below."""
-        return self.over_items(np.nanmax)
-
-    def min(self) -> "Estimate":
-        """The smallest of several items."""
-        return self.over_items(np.nanmin)
-
-    def mean(self) -> "Estimate":
-        """The mean of several items."""
-        return self.over_items(np.nanmean)
-
-    def median(self) -> "Estimate":
-        """The median of several items."""
-        return self.over_items(np.nanmedian)
-
-    def sum(self) -> "Estimate":
-        """The sum of several items."""
-        return self.over_items(np.nansum)
+    # one value of several items; NaN does not count
+    max = partialmethod(over_items, np.nanmax)
+    min = partialmethod(over_items, np.nanmin)
+    mean = partialmethod(over_items, np.nanmean)
+    median = partialmethod(over_items, np.nanmedian)
+    sum = partialmethod(over_items, np.nansum)
 
     def __add__(self, other) -> "Estimate":
         return _combine(operator.add, self, other)
@@ -173,18 +140,18 @@ class Estimate:
         return _combine(operator.truediv, other, self)
 
     def __gt__(self, other) -> Comparison:
-        return Comparison((Margin(self - other, or_equal=False),))
+        return Comparison(((self - other, False),))
 
     def __ge__(self, other) -> Comparison:
-        return Comparison((Margin(self - other, or_equal=True),))
+        return Comparison(((self - other, True),))
 
     def __lt__(self, other) -> Comparison:
-        return Comparison((Margin(other - self, or_equal=False),))
+        return Comparison(((other - self, False),))
 
     def __le__(self, other) -> Comparison:
-        return Comparison((Margin(other - self, or_equal=True),))
+        return Comparison(((other - self, True),))
 
-    def p_values(self, or_equal: bool = False) -> PValues:
+    def p_values(self, or_equal: bool = False) -> tuple[float, float]:
         """The one-sided p-values of this estimate as a margin: against "not above 0" and "not below 0".
 
         The margin is taken as normal, with the standard deviation of its draws. Without draws (a layer's
@@ -193,16 +160,16 @@ class Estimate:
         """
         draws = np.asarray(self.value if self.draws is None else self.draws, dtype=np.float64)
         if np.isnan(self.value) or np.isnan(draws).mean() > 0.05:
-            return PValues(1.0, 1.0)
+            return 1.0, 1.0
         spread = np.nanstd(draws)
         if spread >= 1e-12:
             distance = self.value / spread
-            return PValues(float(ndtr(-distance)), float(ndtr(distance)))
+            return float(ndtr(-distance)), float(ndtr(distance))
         tied = self.value == 0 and not or_equal
         if tied and self.draws is not None:
-            return PValues(1.0, 1.0)
+            return 1.0, 1.0
         above = self.value > 0 or (self.value == 0 and or_equal)
-        return PValues(0.0, 1.0) if above else PValues(1.0, 0.0)
+        return (0.0, 1.0) if above else (1.0, 0.0)
 
     def __format__(self, spec: str) -> str:
         """The value with its interval, in a format that numbers know: "85.0% (82.1% to 87.9%)".
@@ -338,24 +305,16 @@ def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> p
 def difference_interval(first, second, **options) -> Estimate:
     """The difference of two means, each of `(values [token], sequence [token])`; draws are paired."""
     units = int(max(first[1].max(), second[1].max())) + 1
-    sums = [by_sequence(_counted(values), sequence, units) for values, sequence in (first, second)]
+    sums = []  # of the values and of ones, over each sequence: `[sequence, 2]`
+    for values, sequence in (first, second):
+        values = np.asarray(values, dtype=np.float64)
+        sums.append(by_sequence(np.stack([values, np.ones(len(values))], axis=1), sequence, units))
 
     def difference(weights: np.ndarray) -> np.ndarray:
-        first_mean, second_mean = [_share(weights @ of_sequence) for of_sequence in sums]
-        return first_mean - second_mean
+        of_first, of_second = (weights @ each for each in sums)
+        return of_first[..., 0] / of_first[..., 1] - of_second[..., 0] / of_second[..., 1]
 
     return interval(difference, units, **options)
-
-
-def _counted(values) -> np.ndarray:
-    """`[token, (value, 1)]`: sums of these are a numerator and a denominator."""
-    values = np.asarray(values, dtype=np.float64)
-    return np.stack([values, np.ones(len(values))], axis=1)
-
-
-def _share(sums: np.ndarray) -> np.ndarray:
-    """The quotient of sums `[..., (numerator, denominator)]`."""
-    return sums[..., 0] / sums[..., 1]
 
 
 def resampled_tokens(sequence: np.ndarray, resamples: int) -> Iterator[np.ndarray]:

@@ -13,7 +13,7 @@ those of the decoder alone, at its own shape. A replay does not see that a wrong
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,13 +94,19 @@ class Suitability:
     @property
     def verdict(self) -> str:
         """Two or three sentences on whether exits are worth it, computed from the tables."""
+        best_rules = []
+        for loss in sorted(self.rules.wanted.unique()):
+            best = self.best(loss)
+            changed = f"{best.changed_outputs.item():.0%} of the outputs change"
+            share = only(best, "flops_share")
+            best_rules.append(f"{share:.0%} at a loss of {loss:.0%} ({best.rule.item()}; {changed})")
         oracle = only(self.oracle, "flops_share")
         drafts = only(self.drafts, "speed")
         return (
             f"**{self._answer}** Exits at the right layers (an oracle's) would need {oracle:.0%} of the "
             "decoder's FLOPs; of the rules without training the cheapest needs "
-            f"{self._best_rules}. Drafts that the last layer verifies keep the output as it is and are, "
-            f"simulated, {drafts:.2f} times as fast as full depth."
+            f"{' and '.join(best_rules)}. Drafts that the last layer verifies keep the output as it is and "
+            f"are, simulated, {drafts:.2f} times as fast as full depth."
         )
 
     @property
@@ -114,17 +120,6 @@ class Suitability:
         if only(self.oracle, "flops_share").low > NO_HEADROOM:
             return "Not worth it: predictions are final too late for any exit rule."
         return "Not worth it as the model is: predictions are final early, but no rule tried here sees when."
-
-    @property
-    def _best_rules(self) -> str:
-        """What the best rule needs at each of the wanted losses."""
-        parts = []
-        for loss in sorted(self.rules.wanted.unique()):
-            best = self.best(loss)
-            changed = f"{best.changed_outputs.item():.0%} of the outputs change"
-            share = only(best, "flops_share")
-            parts.append(f"{share:.0%} at a loss of {loss:.0%} ({best.rule.item()}; {changed})")
-        return " and ".join(parts)
 
     def __repr__(self) -> str:
         return f'Suitability("{self.model}", {self.examples} examples): {self.verdict}'
@@ -244,23 +239,20 @@ def _check_examples(count: int) -> None:
 
 def _policies(traced: Trace, with_states: bool) -> dict[str, list[ExitPolicy]]:
     """The policies of each rule: they decide at all layers from one on, at every third, or at one alone."""
+    layers = traced.layers
     rules = {rule: ExitPolicy(measure) for rule, measure in UNTRAINED.items()}
     if with_states:
         top_k = min(DEFAULT_TOP_K, traced.sizes.vocabulary)
         rules["softmax margin, pruned"] = ExitPolicy(pruning="fixed", top_k=top_k)
-    policies = {rule: _at_layers(policy, traced.layers) for rule, policy in rules.items()}
-    fixed = [ExitPolicy("static", min_layer=layer) for layer in range(1, traced.layers)]
-    return {FIXED_LAYER: fixed} | {rule: choices for rule, choices in policies.items() if choices}
-
-
-def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
-    """A policy at several choices of its decision layers, each once."""
-    first = policy.measure.lookback + 1
-    quarters = {max(first, round(layers * quarter / 4)) for quarter in range(4)}
-    starts = sorted(layer for layer in quarters if layer < layers)
-    steps = (1, LAYER_STEP) if policy.measure.uses_exit_history else (1, LAYER_STEP, layers)
-    choices = {tuple(range(start, layers, step)) for start in starts for step in steps}
-    return [replace(policy, exit_layers=chosen) for chosen in sorted(choices)]
+    policies = {FIXED_LAYER: [ExitPolicy("static", min_layer=layer) for layer in range(1, layers)]}
+    for rule, policy in rules.items():
+        first = policy.measure.lookback + 1
+        starts = {max(first, round(layers * quarter / 4)) for quarter in range(4)}
+        steps = (1, LAYER_STEP) if policy.measure.uses_exit_history else (1, LAYER_STEP, layers)
+        choices = {tuple(range(start, layers, step)) for start in starts if start < layers for step in steps}
+        if choices:
+            policies[rule] = [replace(policy, exit_layers=chosen) for chosen in sorted(choices)]
+    return policies
 
 
 def _halves(replayed: PolicyReplay) -> tuple[PolicyReplay, PolicyReplay]:
@@ -286,19 +278,38 @@ def _at_losses(rule: str, losses: Sequence[float], replays: Iterable[PolicyRepla
     """The cheapest setting of a rule within each loss, as the other half of the examples has it."""
     cheapest: dict[float, tuple[float, PolicyReplay]] = {}  # loss -> FLOPs where it was chosen, the setting
     for replayed in replays:
-        choosing, reporting = _halves(replayed)
-        full = full_depth_flops(choosing.trace).sum()
-        for loss, threshold in _thresholds_within(choosing, losses).items():
-            share = replayed_flops(_at(choosing, threshold)).sum() / full
+        full = full_depth_flops(_halves(replayed)[0].trace).sum()
+        for loss, choosing, reporting in _within(replayed, losses):
+            share = replayed_flops(choosing).sum() / full
             if loss not in cheapest or share < cheapest[loss][0]:
-                cheapest[loss] = share, _at(reporting, threshold)
+                cheapest[loss] = share, reporting
     return [_row(rule, loss, share, reporting) for loss, (share, reporting) in cheapest.items()]
+
+
+def _within(
+    replayed: PolicyReplay, losses: Sequence[float]
+) -> Iterator[tuple[float, PolicyReplay, PolicyReplay]]:
+    """Each loss and both halves, at the lowest threshold from which on no more is lost, if there is one."""
+    choosing, reporting = _halves(replayed)
+    if replayed.bound.measure.has_threshold:
+        # a pruned rule may lose more at every threshold: its last layer is pruned too
+        best = thresholds_for(choosing, [1 - loss for loss in losses], QUANTILES)
+        for loss, row in zip(losses, best.itertuples(), strict=True):
+            if row.same_token >= 1 - loss:
+                yield loss, choosing.at_threshold(row.threshold), reporting.at_threshold(row.threshold)
+    else:  # a fixed layer
+        same = at_exits(choosing)["same_token"]
+        for loss in losses:
+            if same >= 1 - loss:
+                yield loss, choosing, reporting
 
 
 def _row(rule: str, loss: float, chosen_share: float, reporting: PolicyReplay) -> dict:
     """What `Suitability.rules` says of a setting."""
     measure = reporting.bound.measure
     by_name = replayed_estimates(reporting)
+    same = reporting.trace.by_output(exit_values(reporting)["same_token"])
+    changed = np.array([not tokens.all() for tokens in same])  # [output]
     return {
         "rule": rule,
         "wanted": loss,
@@ -306,35 +317,9 @@ def _row(rule: str, loss: float, chosen_share: float, reporting: PolicyReplay) -
         "threshold": reporting.bound.policy.threshold if measure.has_threshold else np.nan,
         "chosen_flops_share": chosen_share,
         **columns_of(by_name),
-        **_changed_outputs(reporting).columns("changed_outputs", "changed_"),
+        **mean_interval(changed, np.arange(len(changed))).columns("changed_outputs", "changed_"),
         **(1 / by_name["flops_share"]).columns("speed", "speed_"),
     }
-
-
-def _changed_outputs(replayed: PolicyReplay) -> Estimate:
-    """The share of outputs in which some exit predicts another token than full depth."""
-    same = replayed.trace.by_output(exit_values(replayed)["same_token"])
-    changed = np.array([not tokens.all() for tokens in same])
-    return mean_interval(changed, np.arange(len(changed)))
-
-
-def _thresholds_within(choosing: PolicyReplay, losses: Sequence[float]) -> dict[float, float | None]:
-    """Loss -> the lowest threshold from which on no more is lost; losses that the rule exceeds are left out.
-
-    A fixed layer has no threshold: None.
-    """
-    if choosing.bound.measure.has_threshold:
-        # a pruned rule may lose more at every threshold: its last layer is pruned too
-        best = thresholds_for(choosing, [1 - loss for loss in losses], QUANTILES)
-        pairs = zip(losses, best.itertuples(), strict=True)
-        return {loss: row.threshold for loss, row in pairs if row.same_token >= 1 - loss}
-    same = at_exits(choosing)["same_token"]
-    return {loss: None for loss in losses if same >= 1 - loss}
-
-
-def _at(replayed: PolicyReplay, threshold: float | None) -> PolicyReplay:
-    """The replay at a threshold; a fixed layer has none."""
-    return replayed if threshold is None else replayed.at_threshold(threshold)
 
 
 # ---- drafts that the last layer verifies

@@ -19,7 +19,7 @@ from ..traces.trace import Trace
 from .bandits import arm_rewards, bandit_players
 from .calibration import consistency_losses, violations
 from .comparison import replayed_row
-from .statistics import Estimate, columns_of, mean_interval, mean_of_chosen
+from .statistics import columns_of, mean_interval, mean_of_chosen
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 
@@ -59,12 +59,8 @@ def emitted(replayed: PolicyReplay, exits: np.ndarray) -> np.ndarray:
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
     """A rule at its own threshold: the mean `loss`, and what `comparison.replayed_row` returns."""
     lost = losses(emitted(replayed, replayed.exits(max_new_tokens)))
-    return {**_mean_loss(lost).columns("loss", "loss_"), **replayed_row(replayed, max_new_tokens)}
-
-
-def _mean_loss(lost: np.ndarray) -> Estimate:
-    """The mean of losses `[output]`."""
-    return mean_interval(lost, np.arange(len(lost)))
+    mean = mean_interval(lost, np.arange(len(lost)))
+    return {**mean.columns("loss", "loss_"), **replayed_row(replayed, max_new_tokens)}
 
 
 def lowest_level(
@@ -173,36 +169,19 @@ def bandit_or_calibrated(
     of_arms = rewards[:, : len(arms)]
     players = [(f"always {arm:g}", np.full(len(rewards), number)) for number, arm in enumerate(arms)]
     players += bandit_players(of_arms, replayed.trace, splits)
-    players += _calibrated(replayed, losses, exits, len(arms), levels, delta, splits)
+    columns = range(len(arms), len(arms) + len(levels))
+    of_levels = np.stack([losses(emitted(replayed, exits[:, column])) for column in columns])
+    for level in violations(of_levels, levels, delta, splits=splits).threshold:  # NaN: none passed
+        number = levels.index(level) if level in levels else len(levels)
+        players.append(("calibrated", np.full(len(rewards), len(arms) + number)))
     best = of_arms.mean(axis=0).max()
     tokens = np.arange(len(rewards))
     rows = []
     for who, arm in players:
         lost = losses(emitted(replayed, exits[tokens, arm]))
         regret = mean_interval(best - rewards[tokens, arm], replayed.trace.sequence)
-        row = {"who": who, **regret.columns("regret", "regret_"), **_mean_loss(lost).columns("loss", "loss_")}
+        loss = mean_interval(lost, np.arange(len(lost)))
+        row = {"who": who, **regret.columns("regret", "regret_"), **loss.columns("loss", "loss_")}
         row["mean_exit_layer"] = replayed.layers[exits[tokens, arm]].mean()
         rows.append(row | {"broken": lost.mean() > delta})
     return pd.DataFrame(rows)
-
-
-def _calibrated(
-    replayed: PolicyReplay,
-    losses: Losses,
-    exits: np.ndarray,
-    first: int,
-    levels: list,
-    delta: float,
-    splits: int,
-) -> list[tuple[str, np.ndarray]]:
-    """Who, and the column of `exits` of each token: what learn-then-test finds on `splits` random halves.
-
-    Columns from `first` on are those of `levels`; the one behind them never exits, where none passed.
-    """
-    columns = range(first, first + len(levels))
-    lost = np.stack([losses(emitted(replayed, exits[:, column])) for column in columns])
-    players = []
-    for level in violations(lost, levels, delta, splits=splits).threshold:
-        number = levels.index(level) if level in levels else len(levels)
-        players.append(("calibrated", np.full(len(exits), first + number)))
-    return players

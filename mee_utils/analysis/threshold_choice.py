@@ -63,7 +63,11 @@ def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> 
     that are not those of full depth; each counts as a share of its whole change. The share is resolved down
     to a single token, so that the first thresholds after that of no exit lose next to nothing.
     """
-    shares = np.concatenate([np.linspace(0, 1, 400), _tail(replayed.confidences.size)])
+    # closer and closer between the last of 400 quantiles and 1, up to the one before the largest value
+    first = 1 / 400
+    last = 1 / max(replayed.confidences.size, 400)
+    tail = 1 - np.geomspace(first, last, 1 + round(20 * np.log10(first / last)))
+    shares = np.concatenate([np.linspace(0, 1, 400), tail])
     table = sweep(replayed, _levels(replayed, shares)[::-1], max_new_tokens)
     one_token = min(1e-3, 1 / len(replayed.trace))
     errors = np.log(one_token + 1 - np.minimum.accumulate(table.same_token))
@@ -71,14 +75,6 @@ def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> 
     change = _share_of_change(errors) + _share_of_change(saved)
     rows = np.searchsorted(change, np.linspace(0, change.iloc[-1], count))
     return table.threshold.iloc[np.unique(rows)].tolist()
-
-
-def _tail(values: int, per_decade: int = 20) -> np.ndarray:
-    """Quantiles between the last of 400 and 1, closer and closer, up to the one before the largest value."""
-    first = 1 / 400
-    last = 1 / max(values, 400)
-    steps = 1 + round(per_decade * np.log10(first / last))
-    return 1 - np.geomspace(first, last, steps)
 
 
 def _share_of_change(values: pd.Series) -> pd.Series:

@@ -34,7 +34,11 @@ def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
         good. They are chosen on the examples that they are reported on, which favours them over the shallow
         decoders.
     """
-    tables = [_shallow_rows(shallow)]
+    tables = []
+    if "kept" in shallow and len(shallow):
+        layers = shallow.decoder_layers.astype(str) + " layers"
+        bounds = {"low": shallow.kept_low, "high": shallow.kept_high}
+        tables.append(shallow.assign(kind=SHALLOW, setting=layers, **bounds)[COLUMNS])
     settings = stored.select()
     for kind, chosen in (
         (EXITS, ~settings.rule.isin(NO_RULE)),
@@ -43,16 +47,7 @@ def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
     ):
         for _, rows in settings[chosen].groupby(["model", "task"], sort=False):
             tables.append(_front_of(stored, rows, kind))
-    tables = [table for table in tables if len(table)]
-    return pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame(columns=COLUMNS)
-
-
-def _shallow_rows(shallow: pd.DataFrame) -> pd.DataFrame:
-    if "kept" not in shallow:
-        return pd.DataFrame(columns=COLUMNS)
-    layers = shallow.decoder_layers.astype(str) + " layers"
-    bounds = {"low": shallow.kept_low, "high": shallow.kept_high}
-    return shallow.assign(kind=SHALLOW, setting=layers, **bounds)[COLUMNS]
+    return pd.concat(tables, ignore_index=True)
 
 
 def _front_of(stored: Measured, settings: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -102,8 +97,7 @@ def kept_of_baseline(stored: Measured, rows: pd.DataFrame, baseline: str = BASEL
     columns: dict[str, list[float]] = {name: [], f"{name}_low": [], f"{name}_high": []}
     for row in rows.itertuples():
         same = stored.select(task=row.task, model=row.model, rule=row.rule)
-        has_threshold = same.threshold.notna().any()
-        setting = same[same.threshold == row.threshold] if has_threshold else same
+        setting = same[same.threshold == row.threshold] if same.threshold.notna().any() else same
         kept = stored.beside_full(setting.iloc[:1], baseline)["retained"].item(0)
         for column, value in zip(columns, (kept.value, kept.low, kept.high), strict=True):
             columns[column].append(float(value))

@@ -1,7 +1,7 @@
 """`python -m mee_utils suitability MODEL --task ...`: one page on whether exits are worth it for a model."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -24,18 +24,6 @@ INPUT = "input"  # the column of a file of prompts
 SOURCE = "synthetic"  # of a task, and its split, if nobody says which
 SPLIT = "validation"
 LAYERS_SHOWN = 12  # rows of the table of settled tokens, at most
-SETTLED_COLUMNS = ("layer", "tokens whose prediction is final")
-RULE_COLUMNS = (
-    "loss wanted",
-    "rule",
-    "decides",
-    "loss",
-    "outputs that change",
-    "mean exit layer",
-    "FLOPs",
-    "speed, simulated",
-)
-DRAFT_COLUMNS = ("rule", "decides", "longest draft", "accepted", "tokens a round", "speed, simulated")
 
 
 def write(
@@ -63,7 +51,11 @@ def write(
     from ..models.any_model import load_any_model  # loads torch
 
     check_whole("limit", limit)
-    path = _checked_output(output)
+    path = None if output is None else Path(output)
+    if path is not None:
+        if path.suffix.lower() != ".md" or path.is_dir():
+            raise MeeError(f"output={output}: give a Markdown file, such as page.md.")
+        check_writable(path)  # before hours of tracing
     inputs, described = _inputs(task, source, split, limit)
     result = suitability(
         load_any_model(model),
@@ -75,24 +67,18 @@ def write(
     if path is None:
         print(page(result, described))
         return None
-    pictures = {name: path.with_name(f"{path.stem}-{name}.png") for name in ("settled", "rules")}
-    _save(settled_figure(result), pictures["settled"])
-    _save(rules_figure(result), pictures["rules"])
-    links = {name: quote(picture.name) for name, picture in pictures.items()}
+    import matplotlib.pyplot as plt
+
+    links = {}
+    for name, figure in {"settled": settled_figure(result), "rules": rules_figure(result)}.items():
+        picture = path.with_name(f"{path.stem}-{name}.png")
+        with complete_file(picture) as partial:
+            figure.savefig(partial, format="png", bbox_inches="tight")
+        plt.close(figure)
+        links[name] = quote(picture.name)
     with complete_file(path) as partial:
         partial.write_text(page(result, described, links) + "\n", encoding="utf-8")
     return f"page: {path}"
-
-
-def _checked_output(output: str | None) -> Path | None:
-    """Where the page goes; refused before hours of tracing if no Markdown file can be written there."""
-    if output is None:
-        return None
-    path = Path(output)
-    if path.suffix.lower() != ".md" or path.is_dir():
-        raise MeeError(f"output={output}: give a Markdown file, such as page.md.")
-    check_writable(path)
-    return path
 
 
 def _inputs(task: str, source: str, split: str, limit: int) -> tuple[list[str], str]:
@@ -136,28 +122,23 @@ def page(result: Suitability, inputs: str, pictures: Mapping[str, str] | None = 
         pictures=pictures or {},
         oracle_layer=f"{only(result.oracle, 'mean_exit_layer'):.1f}",
         oracle_flops=f"{only(result.oracle, 'flops_share'):.0%}",
-        settled=_table(SETTLED_COLUMNS, _settled_rows(result)),
-        rules=_table(RULE_COLUMNS, _rule_rows(result)),
-        drafts=_table(DRAFT_COLUMNS, _draft_rows(result)),
+        settled=markdown(_settled(result)),
+        rules=markdown(_rules(result)),
+        drafts=markdown(_drafts(result)),
         timed=len(gains),
         gained=[f"{share:.0%}" for share in gains.quantile([0.25, 0.5, 0.75])],
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return markdown(pd.DataFrame(lines, columns=list(header)))
+def _settled(result: Suitability) -> pd.DataFrame:
+    layers_shown = np.linspace(1, result.layers, min(result.layers, LAYERS_SHOWN)).round()
+    rows = result.settled[result.settled.layer.isin(layers_shown)].itertuples()
+    shares = {row.layer: f"{row.share:.0%} ({row.low:.0%} to {row.high:.0%})" for row in rows}
+    return pd.DataFrame(shares.items(), columns=["layer", "tokens whose prediction is final"])
 
 
-def _settled_rows(result: Suitability) -> list[list[str]]:
-    shown_layers = np.linspace(1, result.layers, min(result.layers, LAYERS_SHOWN)).round()
-    chosen = result.settled[result.settled.layer.isin(shown_layers)]
-    return [
-        [f"{row.layer}", f"{row.share:.0%} ({row.low:.0%} to {row.high:.0%})"] for row in chosen.itertuples()
-    ]
-
-
-def _rule_rows(result: Suitability) -> list[list[str]]:
+def _rules(result: Suitability) -> pd.DataFrame:
     lines = []
     for loss, of_loss in result.rules.groupby("wanted", sort=True):
         best = result.best(loss).rule.item()
@@ -165,31 +146,32 @@ def _rule_rows(result: Suitability) -> list[list[str]]:
         for index in ordered.index:
             row = ordered.loc[[index]]
             rule = row.rule.item()
-            line = [
-                f"{loss:.0%}",
-                f"**{rule}**" if rule == best else rule,
-                _deciding(row),
-                f"{1 - only(row, 'same_token'):.1%}",
-                f"{only(row, 'changed_outputs'):.0%}",
-                f"{only(row, 'mean_exit_layer'):.1f}",
-                f"{only(row, 'flops_share'):.0%}",
-                f"{only(row, 'speed'):.2f}×",
-            ]
+            line = {
+                "loss wanted": f"{loss:.0%}",
+                "rule": f"**{rule}**" if rule == best else rule,
+                "decides": _deciding(row),
+                "loss": f"{1 - only(row, 'same_token'):.1%}",
+                "outputs that change": f"{only(row, 'changed_outputs'):.0%}",
+                "mean exit layer": f"{only(row, 'mean_exit_layer'):.1f}",
+                "FLOPs": f"{only(row, 'flops_share'):.0%}",
+                "speed, simulated": f"{only(row, 'speed'):.2f}×",
+            }
             lines.append(line)
-    return lines
+    return pd.DataFrame(lines)
 
 
-def _draft_rows(result: Suitability) -> list[list[str]]:
+def _drafts(result: Suitability) -> pd.DataFrame:
     row = result.drafts
-    line = [
-        row.rule.item(),
-        _deciding(row),
-        f"{row.max_draft.item()} token{'s' if row.max_draft.item() > 1 else ''}",
-        f"{only(row, 'acceptance'):.0%}",
-        f"{only(row, 'tokens_a_round'):.1f}",
-        f"{only(row, 'speed'):.2f}×",
-    ]
-    return [line]
+    longest = row.max_draft.item()
+    line = {
+        "rule": row.rule.item(),
+        "decides": _deciding(row),
+        "longest draft": f"{longest} token{'s' if longest > 1 else ''}",
+        "accepted": f"{only(row, 'acceptance'):.0%}",
+        "tokens a round": f"{only(row, 'tokens_a_round'):.1f}",
+        "speed, simulated": f"{only(row, 'speed'):.2f}×",
+    }
+    return pd.DataFrame([line])
 
 
 def _deciding(row: pd.DataFrame) -> str:
@@ -236,11 +218,3 @@ def rules_figure(result: Suitability):
         axis.axvline(1.0, color=figures.GREY, linewidth=1)
         axis.set_xlabel("decoder FLOPs (1 = full depth)")
     return figure
-
-
-def _save(figure, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    with complete_file(path) as partial:
-        figure.savefig(partial, format="png", bbox_inches="tight")
-    plt.close(figure)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.beside_full import mean_exit_layer, result_rows
-from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
+from ..analysis.calibration import BOUNDS, broken_guarantees, learn_then_test
 from ..analysis.statistics import DRAWS, NOTHING, RESAMPLES, Estimate
 from .catalogue import RULES
 from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured
@@ -110,31 +110,20 @@ def at_equal_loss(stored: Measured, model: str, losses: Sequence[float]) -> pd.D
     """
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
-        exiting = [index for index in settings.index if _exits(stored, settings.loc[[index]])]
+        last_layer = mean_exit_layer(stored.full("test", task, model))
+        exiting = [index for index in settings.index if mean_exit_layer(stored.examples[index]) < last_layer]
         beside = stored.beside_full(settings.loc[exiting or settings.index])
         loss = beside["consistency_loss"]
         for wanted in losses:
-            labels = {"task": task, "model": model, "rule": rule, "wanted": wanted}
-            labels["reading"] = _reading(loss.value, wanted) if exiting else ALL_LOSE_MORE
-            spent = _spent_at(wanted, loss, beside["flops_share"])
-            measured = labels["reading"] != ALL_LOSE_MORE
-            rows.append(labels | (spent if measured else NOTHING).columns("flops_share", "flops_"))
+            if not exiting or loss.value[0] > wanted:
+                reading = ALL_LOSE_MORE
+                spent = NOTHING
+            else:
+                reading = BETWEEN if loss.value.max() >= wanted else NONE_LOSES_SO_MUCH
+                spent = _spent_at(wanted, loss, beside["flops_share"])
+            labels = {"task": task, "model": model, "rule": rule, "wanted": wanted, "reading": reading}
+            rows.append(labels | spent.columns("flops_share", "flops_"))
     return pd.DataFrame(rows)
-
-
-def _exits(stored: Measured, setting: pd.DataFrame) -> bool:
-    """Whether any token exits at a setting, the one row of `setting`."""
-    row = setting.iloc[0]
-    examples = stored.examples[row.name]
-    full = stored.full(row.part, row.task, row.model)
-    return bool(mean_exit_layer(examples) < mean_exit_layer(full))
-
-
-def _reading(loss: np.ndarray, wanted: float) -> str:
-    """Where `wanted` lies among the losses `[setting]` of a rule, the strictest setting first."""
-    if loss[0] > wanted:
-        return ALL_LOSE_MORE
-    return BETWEEN if loss.max() >= wanted else NONE_LOSES_SO_MUCH
 
 
 def _spent_at(wanted: float, loss: Estimate, flops: Estimate) -> Estimate:
@@ -181,14 +170,28 @@ def calibrated(
     Thresholds come from validation examples; every other test example calibrates, and the rest reports. Where
     no threshold passed (`found`) no token exits.
     """
+    no_token_exits = {"found": False, "threshold": np.nan, "mean_loss": 0.0, **AT_FULL_DEPTH}
+    no_token_exits |= {name + DRAWS: np.full(RESAMPLES, value) for name, value in AT_FULL_DEPTH.items()}
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
         passed = _passed(stored, settings, demands, bounds)
         numbers = sorted({number for *_, number in passed if number is not None})
-        reported = _reported(stored, settings, numbers)
+        reporting = [stored.examples[settings.index[number]][1::2] for number in numbers]
+        full = stored.full("test", task, model)[1::2]
+        beside = dict(zip(numbers, result_rows(reporting, full) if numbers else [], strict=True))
+        mean_losses = {kind: stored.losses(settings, kind)[:, 1::2].mean(axis=1) for kind in demands}
         for kind, bound, delta, number in passed:
-            labels = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
-            rows.append(labels | (_no_token_exits() if number is None else reported[kind, number]))
+            row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
+            if number is None:
+                row |= no_token_exits
+            else:
+                chosen = {
+                    "threshold": settings.threshold.iloc[number],
+                    "mean_loss": mean_losses[kind][number],
+                }
+                # what full depth has too comes first: columns do not depend on which threshold passed
+                row |= {"found": True, **chosen} | AT_FULL_DEPTH | beside[number]
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -206,33 +209,6 @@ def _passed(
             number = None if last is None else -int(last)
             passed.append((kind, bound, delta, number))
     return passed
-
-
-def _reported(stored: Measured, settings: pd.DataFrame, numbers: Sequence[int]) -> dict[tuple, dict]:
-    """Some settings on the test examples that do not calibrate: (kind of loss, number) -> their row."""
-    if not numbers:
-        return {}
-    first = settings.iloc[0]
-    full = stored.full(first.part, first.task, first.model)[1::2]
-    rows = result_rows([stored.examples[settings.index[number]][1::2] for number in numbers], full)
-    reported = {}
-    for kind in LOSSES:
-        mean_losses = stored.losses(settings, kind)[:, 1::2].mean(axis=1)
-        for number, row in zip(numbers, rows, strict=True):
-            chosen = {"threshold": settings.threshold.iloc[number], "mean_loss": mean_losses[number]}
-            reported[kind, number] = {"found": True, **chosen} | _in_order(row)
-    return reported
-
-
-def _no_token_exits() -> dict[str, object]:
-    """The row of full depth, with draws that do not vary."""
-    constant = {name + DRAWS: np.full(RESAMPLES, value) for name, value in AT_FULL_DEPTH.items()}
-    return {"found": False, "threshold": np.nan, "mean_loss": 0.0} | AT_FULL_DEPTH | constant
-
-
-def _in_order(row: dict) -> dict:
-    """What full depth has too comes first, so that columns do not depend on which threshold passed."""
-    return {name: row[name] for name in AT_FULL_DEPTH} | row
 
 
 def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: int) -> pd.DataFrame:
