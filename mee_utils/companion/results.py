@@ -23,7 +23,7 @@ import pandas as pd
 from ..analysis.statistics import without_draws
 from ..common.errors import MeeError
 from ..common.files import ROOT, build_root, complete_file, read_json
-from . import figures
+from . import figures, notebook_files
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
 from .folders import locked, own_folder
 from .parameters import injected_parameters
@@ -40,6 +40,13 @@ READ: dict[str, str] = {}  # stored results that the run that began last has rea
 def output_root() -> Path:
     """The folder of all results: `figures` beside the package, or what the variable MEE_OUTPUT names."""
     return Path(os.environ.get("MEE_OUTPUT") or ROOT / "figures")
+
+
+def executed_path(profile: str, notebook: str) -> Path:
+    """Where an executed notebook is kept: beside its source (`small`), or with its results."""
+    if profile == "small" and not os.environ.get("MEE_OUTPUT"):
+        return notebook_files.SOURCES / f"{notebook}.ipynb"
+    return output_root() / profile / f"{notebook}.ipynb"
 
 
 def trial_folder(profile: str, notebook: str, parameters: dict) -> Path:
@@ -78,11 +85,10 @@ class Run:
     """
 
     def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
-        trial = trial_folder(profile, notebook, parameters | injected_parameters())
         running, _, staged_results = os.environ.get(STAGED, "").partition("=")
-        if folder is None:
-            folder = Path(staged_results) if running == notebook else trial
-        self.folder = folder
+        if folder is None and running == notebook:
+            folder = Path(staged_results)
+        self.folder = folder or trial_folder(profile, notebook, parameters | injected_parameters())
         self.notebook = notebook
         self.profile = profile
         self.parameters = dict(parameters)
