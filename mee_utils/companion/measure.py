@@ -3,12 +3,12 @@
 A job is a model and a task (`jobs.measurements`). A replay of validation examples gives the candidate
 thresholds of a rule; decoding them bisects to `SEARCHED_BOUNDS`; what is chosen there is decoded on the test
 examples. All of a setting's examples are kept. A rule whose search has not changed since it was stored is not
-measured again, and where only the search has changed, no setting that is stored is decoded again (`Keys`).
+measured again, and where only the search has changed, no stored setting is decoded anew (`RuleDecoder.keys`).
 `store` puts the tables where notebooks 05, 06, 08 and 09 read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import pairwise, product, takewhile
 from pathlib import Path
@@ -56,20 +56,6 @@ LATER_OPTIONS = [("prune_last_layer", True)]  # of a rule; at these values they 
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
 
-@dataclass(frozen=True)
-class Keys:
-    """What the table of a rule belongs to, as digests. A table has those of its rules in `attrs`."""
-
-    decoding: str  # weights, classifier, rule and examples: a setting of the same threshold is the same
-    search: str  # these, and how thresholds are searched for: the whole table is the same
-
-    @classmethod
-    def of_rule(cls, table: pd.DataFrame | None, rule: str) -> "Keys | None":
-        """Those of a rule in a stored table; None where it is not there."""
-        stored = None if table is None else table.attrs.get("keys", {}).get(rule)
-        return None if stored is None else cls(**stored)
-
-
 def run(profile: Profile, job: Job, anew: bool = False) -> Path:
     """Measures one job; returns its table.
 
@@ -99,22 +85,22 @@ def run(profile: Profile, job: Job, anew: bool = False) -> Path:
 
 
 def _rule_table(
-    decoder: "RuleDecoder", rule: str, keys: Keys, path: Path, stored: pd.DataFrame | None
+    decoder: "RuleDecoder", rule: str, keys: dict[str, str], path: Path, stored: pd.DataFrame | None
 ) -> pd.DataFrame:
     """The table of a rule: as it is stored, as an interrupted run left it, or measured now."""
     part = path.with_suffix("") / f"{rule}.parquet"
     interrupted = pd.read_parquet(part) if part.exists() else None
     for table in (stored, interrupted):
-        table_keys = Keys.of_rule(table, rule)
-        if table_keys == keys:
+        stored_keys = {} if table is None else table.attrs.get("keys", {}).get(rule, {})
+        if stored_keys == keys:
             return table[table.rule == rule]
-        if table_keys and table_keys.decoding == keys.decoding:
+        if stored_keys.get("decoding") == keys["decoding"]:
             decoder.take(table[table.rule == rule])
     _write(decoder.measured(rule), part, {rule: keys})
     return pd.read_parquet(part)
 
 
-def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
+def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, dict[str, str]]) -> None:
     """Stores a table with its keys, as small as it gets: everyone clones it.
 
     Draws are kept in single precision; every other number is read back as it was. The rows of an example
@@ -125,7 +111,7 @@ def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
     stored = table.assign(**{name: [np.asarray(row, np.float32) for row in table[name]] for name in draws})
     if "example" in table:
         stored = stored.sort_values("example", kind="stable")
-    stored.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}
+    stored.attrs = {"keys": keys}
     texts = [name for name in table if name not in draws and not pd.api.types.is_numeric_dtype(table[name])]
     counts = [name for name in table if pd.api.types.is_integer_dtype(table[name])]
     with complete_file(path) as partial:
@@ -197,8 +183,13 @@ class RuleDecoder:
         heads = HEADS if self.job.model == "vanilla" else ()
         return (*OTHER_SWEEP, *ABLATED[:2], *heads)
 
-    def keys(self, rule: str) -> Keys:
-        """What a rule's table belongs to."""
+    def keys(self, rule: str) -> dict[str, str]:
+        """What a rule's table belongs to, as digests; stored with it, in `attrs`.
+
+        Returns:
+            "decoding": of weights, classifier, rule and examples: a setting of the same threshold is the
+            same; "search": of these, and of how thresholds are searched for: the whole table is the same.
+        """
         options = {
             name: value
             for name, value in asdict(RULES[rule]).items()
@@ -210,7 +201,7 @@ class RuleDecoder:
         settings = self.settings.model_dump(include=DECODED_WITH)
         decoding = digest_of([weights, classifier, options, data, settings, self.profile.dtype])
         search = digest_of([decoding, self.candidates, self.least_settings, SEARCHED_BOUNDS])
-        return Keys(decoding, search)
+        return {"decoding": decoding, "search": search}
 
     def take(self, table: pd.DataFrame) -> None:
         """Takes settings of a rule that were decoded before, so that `decode` need not."""
@@ -360,10 +351,11 @@ class OracleDecoder(RuleDecoder):
     def _load_classifiers(self) -> dict:
         return {}  # none of its rules has one
 
-    def keys(self, rule: str) -> Keys:
+    def keys(self, rule: str) -> dict[str, str]:
         """What a rule's table belongs to."""
-        keys = super().keys(rule)
-        return replace(keys, search=digest_of([keys.decoding, ORACLE_DRAFT, *MARGIN_THRESHOLDS]))
+        decoding = super().keys(rule)["decoding"]
+        search = digest_of([decoding, ORACLE_DRAFT, *MARGIN_THRESHOLDS])
+        return {"decoding": decoding, "search": search}
 
     def measured(self, rule: str) -> pd.DataFrame:
         """The test examples of a rule at each of its thresholds, with states of each kind."""

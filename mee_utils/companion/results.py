@@ -99,14 +99,23 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Writes a table without bootstrap draws as CSV, with its digest line; returns it rounded."""
+        """Writes a table without bootstrap draws as CSV; returns it rounded.
+
+        Leaves a line that identifies it: "t: 48 rows x 6 columns, 0.0312 to 1.0000, sha256 1f2e3d4c".
+        """
         rounded = round_table(table)
         written = without_draws(rounded)
         if "threshold" in table and table.threshold.dtype.kind == "f":
             written = written.assign(threshold=rounded.threshold.map(level_text, na_action="ignore"))
         text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
         self._write(f"{_checked(name)}.csv", text.encode())
-        note_digest(digest_line(name, written, text))
+        numbers = written.select_dtypes("float")
+        span = ""
+        if numbers.size:
+            span = f"{numbers.min().min():.{DECIMALS}f} to {numbers.max().max():.{DECIMALS}f}, "
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        size = f"{len(written)} rows x {len(written.columns)} columns"
+        note_digest(f"{name}: {size}, {span}sha256 {digest}")
         return rounded
 
     def save_figure(self, figure, name: str, drawn: pd.DataFrame, with_legend: bool = True) -> None:
@@ -195,16 +204,6 @@ def round_table(table: pd.DataFrame) -> pd.DataFrame:
 def level_text(level: float) -> str:
     """A threshold as text, with at least `DECIMALS` decimals: "0.9000", "0.999983"."""
     return max(f"{level:.{DECIMALS}f}", f"{level:.10g}", key=len)
-
-
-def digest_line(name: str, table: pd.DataFrame, text: str) -> str:
-    """ "figure_1: 48 rows x 6 columns, 0.0312 to 1.0000, sha256 1f2e3d4c": what identifies a table."""
-    numbers = table.select_dtypes("float")
-    span = ""
-    if numbers.size:
-        span = f"{numbers.min().min():.{DECIMALS}f} to {numbers.max().max():.{DECIMALS}f}, "
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{name}: {len(table)} rows x {len(table.columns)} columns, {span}sha256 {digest}"
 
 
 def note_digest(line: str) -> None:
