@@ -273,10 +273,7 @@ def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
 
 OTHER_FORMS = [
     "[]",
-    "3",
-    "null",
     "{}",
-    '{"files": []}',
     '{"parameters": {}, "inputs": {}, "code": {}}',
     '{"parameters": {}, "inputs": null, "code": {}, "files": {}}',
     '{"parameters": {}, "inputs": {}, "code": {}, "files": {"t.csv": 3}}',
