@@ -3,7 +3,7 @@
 import json
 import shutil
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import ClassVar
@@ -177,7 +177,7 @@ def test_an_option_that_came_later_leaves_the_keys_of_rules_that_do_not_use_it(f
 def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few, tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr(measure, "RuleDecoder", Counted)
-    path = measure.run(few, JOB, None)
+    path = measure.run(few, JOB)
     rules = ["full_depth", "static", "oracle", "softmax_margin", "fixed"]
     assert Counted.decoded == rules
     table = pd.read_parquet(path)
@@ -188,25 +188,25 @@ def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few,
     assert len({keys["search"] for keys in table.attrs["keys"].values()}) == 5
     path.unlink()
     (path.with_suffix("") / "fixed.parquet").unlink()
-    measure.run(few, JOB, None)
+    measure.run(few, JOB)
     assert Counted.decoded == [*rules, "fixed"]  # the rest was there
     stored = tmp_path / "small" / "measured"
     stored.mkdir(parents=True)
     path.rename(stored / path.name)
     for part in path.with_suffix("").iterdir():
         part.unlink()
-    measure.run(few, JOB, None)
+    measure.run(few, JOB)
     assert len(Counted.decoded) == 6 and pd.read_parquet(path).equals(pd.read_parquet(stored / path.name))
     changed = RULES["fixed"].__class__(
         **{**vars(RULES["fixed"]), "label": "another name", "pruning": "decaying"}
     )
     monkeypatch.setitem(measure.RULES, "fixed", changed)
-    measure.run(few, JOB, None)
+    measure.run(few, JOB)
     assert Counted.decoded[6:] == ["fixed"]
-    measure.run(few, JOB, None, anew=True)
+    measure.run(few, JOB, anew=True)
     assert Counted.decoded[7:] == rules[:4]  # and what this run has just measured stays
     with pytest.raises(MeeError, match="measures no settings of vanilla on all"):
-        measure.run(few, Job("settings", "vanilla"), None)
+        measure.run(few, Job("settings", "vanilla"))
 
 
 def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path, monkeypatch):
@@ -214,7 +214,7 @@ def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path,
     monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin",))
     monkeypatch.setattr(measure, "SEARCHED_BOUNDS", measure.SEARCHED_BOUNDS[-1:])
     columns = ["part", "rule", "threshold"]
-    narrow = pd.read_parquet(measure.run(few, JOB, None))
+    narrow = pd.read_parquet(measure.run(few, JOB))
     monkeypatch.setattr(
         measure, "SEARCHED_BOUNDS", (("loss", 0.02), ("saved", 0.2), ("saved", 0.4), ("saved", 0.6))
     )
@@ -226,13 +226,13 @@ def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path,
         return decode(self, part, rule, threshold, policy, full_texts)
 
     monkeypatch.setattr(measure.RuleDecoder, "_decoded", counted)
-    wide = pd.read_parquet(measure.run(few, JOB, None))
+    wide = pd.read_parquet(measure.run(few, JOB))
     stored = set(narrow[columns].drop_duplicates().itertuples(index=False, name=None))
     searched = {setting for setting in decoded if setting[1] != "full_depth"}
     assert searched and not searched & stored
     everything = set(wide[columns].drop_duplicates().itertuples(index=False, name=None))
     assert {setting for setting in everything - stored if setting[1] == "softmax_margin"} == searched
-    again = pd.read_parquet(measure.run(few, JOB, None, anew=True))
+    again = pd.read_parquet(measure.run(few, JOB, anew=True))
     assert again.equals(wide)
 
 
@@ -268,7 +268,7 @@ def oracle_table(tmp_path_factory):
         patch.setattr(measure, "MARGIN_THRESHOLDS", (0.9, 0.3))
         few = on_few_examples()
         profile = few.model_copy(update={"results": few.results.model_copy(update={"test": 40})})
-        path = measure.run(profile, Job("oracle", "calm", "question_answering"), None)
+        path = measure.run(profile, Job("oracle", "calm", "question_answering"))
     return pd.read_parquet(path)
 
 
@@ -350,7 +350,7 @@ def test_what_is_stored_was_searched_for_as_rules_are_now(job, decoder_of_job):
     """Else `make measure` decodes it anew: weights, data, rules or the search have changed since."""
     stored = read_measurements("small", job.name)
     bench = decoder_of_job(job)
-    assert stored.attrs["keys"] == {rule: asdict(bench.keys(rule)) for rule in bench.rules}
+    assert stored.attrs["keys"] == {rule: bench.keys(rule) for rule in bench.rules}
 
 
 def numbers_that_differ(found, before):
@@ -435,14 +435,14 @@ def some_settings(examples=300, settings=40):
 def test_stored_examples_are_small_and_read_back_as_they_were(tmp_path):
     """Every number, type and key; only rows of an example stand together. Written again: the same bytes."""
     table = some_settings()
-    keys = {"softmax_margin": measure.Keys("decoding", "search")}
+    keys = {"softmax_margin": {"decoding": "a", "search": "b"}}
     path = tmp_path / "calm-translation.parquet"
     table.to_parquet(path, compression="zstd", compression_level=19, index=False)
     size_before = path.stat().st_size
     measure._write(table, path, keys)
     assert path.stat().st_size < 0.7 * size_before
     stored = pd.read_parquet(path)
-    assert measure.Keys.of_rule(stored, "softmax_margin") == keys["softmax_margin"]
+    assert stored.attrs == {"keys": keys}
     numbers = table.columns.difference(["part", "rule"])
     assert (stored.dtypes == table.dtypes)[numbers].all() and len(numbers) == 7
     settings_before = list(result_tables.settings_of(table))

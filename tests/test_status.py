@@ -83,9 +83,7 @@ def changes(name=NAME):
 
 
 def write_record():
-    freshness.write_record(
-        freshness.record_path(PROFILE, "notebook", NAME), freshness.notebook_digests(PROFILE, NAME)
-    )
+    freshness.write_record(freshness.record_path(PROFILE, "notebook", NAME))
 
 
 def test_a_deleted_notebook_is_missing(run):
@@ -111,6 +109,17 @@ def test_status_calls_stale_what_make_reproduce_runs_again(run):
         assert state.startswith("stale, changed since: ") and all(word in state for word in named)
     freshness.forget_stale(PROFILE)
     assert dict(status.states(PROFILE))[NAME] == "fresh"
+    record = freshness.record_path(PROFILE, "notebook", NAME)
+    freshness.forget_stale(PROFILE.model_copy(update={"dtype": "bfloat16"}))
+    assert not record.exists()
+
+
+def test_a_manifest_from_before_it_had_sources_is_read(run):
+    manifest = run / NAME / "manifest.json"
+    content = json.loads(manifest.read_text())
+    assert set(content.pop("sources")) == {"profile", *(f"corpus {task}" for task in PROFILE.corpora)}
+    manifest.write_text(json.dumps(content))
+    assert changes() == []
 
 
 def test_status_reads_the_corpora_in_the_data_folder(run, tmp_path):
@@ -122,8 +131,10 @@ def test_status_reads_the_corpora_in_the_data_folder(run, tmp_path):
     without = PROFILE.model_copy(update={"corpora": {"translation": translation}})
     profile = without.model_copy()
     profile._data = str(tmp_path / "data")
-    record = freshness.record_path(profile, "notebook", NAME)
-    freshness.write_record(record, freshness.notebook_digests(profile, NAME))
+    write_record()
+    manifest = run / NAME / "manifest.json"
+    sources = freshness.notebook_digests(profile, NAME)
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sources": sources}))
     assert dict(status.states(profile))[NAME] == dict(status.states(without))[NAME] == "fresh"
     file.write_text("{}\n{}\n")
     assert dict(status.states(profile))[NAME] == "stale, changed since: corpus translation"
@@ -262,10 +273,7 @@ def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
 
 OTHER_FORMS = [
     "[]",
-    "3",
-    "null",
     "{}",
-    '{"files": []}',
     '{"parameters": {}, "inputs": {}, "code": {}}',
     '{"parameters": {}, "inputs": null, "code": {}, "files": {}}',
     '{"parameters": {}, "inputs": {}, "code": {}, "files": {"t.csv": 3}}',
@@ -297,10 +305,14 @@ def test_a_manifest_of_another_form_is_unreadable_and_the_others_are_listed(run,
 
 @pytest.mark.parametrize("content", ["[]", "3", '{"t": 3}', "{}"])
 def test_records_of_another_form_are_none(run, content, monkeypatch):
-    write_record()
-    record = freshness.record_path(PROFILE, "notebook", NAME)
+    job = Job("trace", "vanilla", "translation")
+    record = freshness.job_record_path(PROFILE, job)
+    freshness.write_record(record, freshness.job_digests(PROFILE, job))
+    job.path(PROFILE).parent.mkdir(parents=True)
+    job.path(PROFILE).touch()
+    freshness.forget_stale(PROFILE)
+    assert record.exists()
     record.write_text(content)
-    assert dict(status.states(PROFILE))[NAME] != "fresh"
     freshness.forget_stale(PROFILE)
     assert not record.exists()
     bench = run.parent / "bench"
@@ -328,12 +340,11 @@ def test_times_of_files_decide_nothing(run, monkeypatch):
     job.path(PROFILE).parent.mkdir(parents=True)
     job.path(PROFILE).touch()
     freshness.write_record(record, freshness.job_digests(PROFILE, job))
-    notebook_record = freshness.record_path(PROFILE, "notebook", NAME)
-    freshness.write_record(notebook_record, freshness.notebook_digests(PROFILE, NAME))
+    write_record()
     for path in run.parent.rglob("*"):
         os.utime(path, (1, 1))
     freshness.forget_stale(PROFILE)
-    assert record.exists() and notebook_record.exists()
+    assert record.exists() and freshness.record_path(PROFILE, "notebook", NAME).exists()
 
 
 @pytest.mark.parametrize("kind", ["trace", "classifiers", "settings", "oracle", "fresh", *jobs.OF_ALL_TASKS])

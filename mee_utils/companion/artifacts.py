@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ def stored_trace(
         path = path.with_stem(f"{path.stem}-{examples}-{longest}")
         record = record.with_stem(f"{record.stem}-{examples}-{longest}")
     digests = freshness.trace_digests(profile, model, task, examples, longest)
-    if not path.exists() or freshness.changes_since_record(record, digests) != []:
+    if not path.exists() or not freshness.is_recorded(record, digests):
         with freshness.recorded(record, digests):
             (chosen,) = load_tasks(profile, limit=examples, only=task)
             loaded = load_profile_model(profile, model, task=task)
@@ -106,29 +106,31 @@ def ship_classifiers(profile: Profile) -> None:
 def training_tasks(profile: Profile, specs: Collection[ClassifierSpec]) -> dict[str, list]:
     """The examples that some classifiers learn from, by `Variant.learns_from`."""
     sources = dict.fromkeys(RULES[spec.variant].classifier.learns_from for spec in specs)
-    take = {"references": partial(first_tokens, profile, "train"), "outputs": partial(unseen_first, profile)}
-    return {source: take[source]() for source in sources}
+    return {
+        source: unseen_first(profile) if source == "outputs" else first_tokens(profile, "train")
+        for source in sources
+    }
 
 
 def classifier_keys(profile: Profile, specs: Sequence[ClassifierSpec], tasks: dict[str, list]) -> dict:
     """What each of some classifiers belongs to: weights, settings, and the `training_tasks`."""
-    common = {}
-    for source, chosen in tasks.items():
-        data = digest_of([[(task.inputs, task.targets) for task in chosen]])
-        common[source] = [data, _learning_settings(profile, source)]
+    deciding = profile.results.model_dump(include={"min_layer", "top_k", "max_new_tokens"})
+    learning = profile.classifiers.model_dump(exclude={"seeds"})
+    settings = {
+        "outputs": [OF_PREDICTIONS, deciding, profile.dtype],
+        "references": [learning, profile.dtype, profile.training.max_target],
+    }
+    data = {
+        source: digest_of([[(task.inputs, task.targets) for task in chosen]])
+        for source, chosen in tasks.items()
+    }
     keys = {}
     for spec in specs:
-        data, settings = common[RULES[spec.variant].classifier.learns_from]
-        common_key = digest_of([weights_digest(profile, spec.model), data, settings])
-        keys[spec] = f"{common_key} {asdict(spec)} {asdict(RULES[spec.variant].classifier)}"
+        variant = RULES[spec.variant].classifier
+        source = variant.learns_from
+        common_key = digest_of([weights_digest(profile, spec.model), data[source], settings[source]])
+        keys[spec] = f"{common_key} {asdict(spec)} {asdict(variant)}"
     return keys
-
-
-def _learning_settings(profile: Profile, source: str) -> list:
-    if source == "outputs":
-        deciding = profile.results.model_dump(include={"min_layer", "top_k", "max_new_tokens"})
-        return [OF_PREDICTIONS, deciding, profile.dtype]
-    return [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
 
 
 def how_it_learns(profile: Profile, rule: str) -> dict:
@@ -202,20 +204,30 @@ def _target_lengths(profile: Profile, task) -> list[int]:
 
 
 def _train_all(profile: Profile, name: str, keys: dict[ClassifierSpec, str], tasks: dict[str, list]) -> None:
-    """Trains classifiers of one model on what it does with some `tasks`: see `_Traces`."""
-    from .. import save_classifier, train_classifier
+    """Trains classifiers of one model on what it does with some `tasks`, traced once."""
+    from .. import save_classifier, trace, train_classifier
 
     model = load_profile_model(profile, name)
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
-        traces = _Traces(profile, model, tasks, Path(folder))
+
+        @cache
+        def traced(source: str):
+            """The model's own "outputs", or what it predicts along references."""
+            inputs = [text for task in tasks[source] for text in task.inputs]
+            states = Path(folder) / f"{source}.npy"
+            if source == "outputs":
+                return trace(model, inputs, states=states, max_new_tokens=profile.results.max_new_tokens)
+            targets = [text for task in tasks[source] for text in task.targets]
+            return trace(model, inputs, targets, states=states, max_new_tokens=profile.training.max_target)
+
         for spec, key in keys.items():
             variant = RULES[spec.variant].classifier
-            training_trace = traces.of(variant.learns_from)
+            training_trace = traced(variant.learns_from)
             classifier, curve = train_classifier(
                 variant.kind,
                 training_trace,
                 model,
-                held_out=traces.of("held_out") if variant.learns_from == "references" else None,
+                held_out=traced("held_out") if variant.learns_from == "references" else None,
                 target=spec.target,
                 seed=spec.seed,
                 policy=deciding_policy(profile, spec.variant),
@@ -239,32 +251,3 @@ def deciding_policy(profile: Profile, rule: str):
         return None
     any_measure = {rule: "softmax_margin"}
     return RULES[rule].policy(1.0, profile.results.model_dump(), any_measure)
-
-
-class _Traces:
-    """What classifiers of one model learn from (`Variant.learns_from`), and "held_out", traced once."""
-
-    def __init__(self, profile: Profile, model, tasks: dict[str, list], folder: Path):
-        self.profile = profile
-        self.model = model
-        self.tasks = tasks
-        self.folder = folder
-        self._traced: dict = {}
-
-    def of(self, source: str):
-        """The model's own "outputs", or what it predicts along references."""
-        if source not in self._traced:
-            self._traced[source] = self._trace(source)
-        return self._traced[source]
-
-    def _trace(self, source: str):
-        from .. import trace
-
-        inputs = [text for task in self.tasks[source] for text in task.inputs]
-        states = self.folder / f"{source}.npy"
-        if source == "outputs":
-            longest = self.profile.results.max_new_tokens
-            return trace(self.model, inputs, states=states, max_new_tokens=longest)
-        targets = [text for task in self.tasks[source] for text in task.targets]
-        longest = self.profile.training.max_target
-        return trace(self.model, inputs, targets, states=states, max_new_tokens=longest)

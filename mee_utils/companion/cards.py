@@ -1,6 +1,5 @@
 """DATA.md and the model cards: templates (`pages/data.md`, `pages/model_card.md`) over what is stored."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -49,30 +48,30 @@ def pages() -> dict[str, str]:
 def data_page() -> str:
     """The corpora: origin, licence, checksums, rows."""
     origins = load_origins()
-    total = sum(origin.size for origin in origins.values())
+    corpora = [
+        {
+            "folder": f"[`{origin.name}`]({origin.page})",
+            "what": origin.title,
+            "licence, as its publisher states it": origin.licence,
+            "download": f"{origin.size / 1e6:.1f} MB",
+        }
+        for origin in origins.values()
+    ]
+    splits = [
+        {"folder": name, "split": split, "rows": f"{facts.rows:,}", "sha256": f"`{facts.sha256}`"}
+        for name, origin in origins.items()
+        for split, facts in origin.splits.items()
+    ]
     return filled(
         "data",
-        total=f"{total / 1e6:.0f} MB",
-        corpora=_table(_corpus_row(origin) for origin in origins.values()),
+        total=f"{sum(origin.size for origin in origins.values()) / 1e6:.0f} MB",
+        corpora=markdown(pd.DataFrame(corpora)),
         citations="; ".join(f"{origin.cite} ({name})" for name, origin in origins.items()),
         files={name: _files(origin) for name, origin in origins.items()},
         origins=origins,
-        splits=_table(_split_rows(origins)),
+        splits=markdown(pd.DataFrame(splits)),
         left_out=len(read_yaml("tasks/publishers/snips.yaml")["left_out"]),
     )
-
-
-def _table(rows: Iterable[dict]) -> str:
-    return markdown(pd.DataFrame(list(rows)))
-
-
-def _corpus_row(origin: Origin) -> dict:
-    return {
-        "folder": f"[`{origin.name}`]({origin.page})",
-        "what": origin.title,
-        "licence, as its publisher states it": origin.licence,
-        "download": f"{origin.size / 1e6:.1f} MB",
-    }
 
 
 def _files(origin: Origin) -> str:
@@ -81,23 +80,26 @@ def _files(origin: Origin) -> str:
     rows = [
         {"file": f"`{file.name}`", "checksum": file.checksum or "none: it grows"} for file in origin.files
     ]
-    return _table(rows)
-
-
-def _split_rows(origins: dict[str, Origin]) -> list[dict]:
-    return [
-        {"folder": name, "split": split, "rows": f"{facts.rows:,}", "sha256": f"`{facts.sha256}`"}
-        for name, origin in origins.items()
-        for split, facts in origin.splits.items()
-    ]
+    return markdown(pd.DataFrame(rows))
 
 
 def model_card(profile: Profile) -> str:
     """What the shipped models of a profile are, what they were trained on, and what they can do."""
-    manifests = _manifests(profile)
+    checkpoints = PACKAGE / "checkpoints" / profile.name
+    manifests = {name: read_json(checkpoints / name / "manifest.json") for name in profile.training.models}
+    models = [
+        {
+            "model": f"`{name}`",
+            "objective": OBJECTIVES[name],
+            "steps": f"{manifest['steps']:,}",
+            "minutes": f"{manifest['minutes']:.0f}",
+            "minimum exit layer": str(manifest["min_exit_layer"]),
+        }
+        for name, manifest in manifests.items()
+    ]
     main = manifests["calm"]
     folder = "notebooks" if profile.name == "small" else f"figures/{profile.name}"
-    weights = PACKAGE / "checkpoints" / profile.name / "calm" / "model.safetensors"
+    weights = checkpoints / "calm" / "model.safetensors"
     return filled(
         "model_card",
         profile=profile.name,
@@ -110,16 +112,11 @@ def model_card(profile: Profile) -> str:
         minutes=round(sum(manifest["minutes"] for manifest in manifests.values())),
         cores=main["machine"]["cores"],
         processor=main["machine"]["processor"],
-        models=_table(_model_row(name, manifest) for name, manifest in manifests.items()),
+        models=markdown(pd.DataFrame(models)),
         notebook=f"{folder}/00_models.ipynb",
         scores=markdown(_scores(profile)),
         limits=LIMITS[profile.name].strip(),
     )
-
-
-def _manifests(profile: Profile) -> dict[str, dict]:
-    folder = PACKAGE / "checkpoints" / profile.name
-    return {name: read_json(folder / name / "manifest.json") for name in profile.training.models}
 
 
 def _data_of(profile: Profile, manifests: dict[str, dict]) -> str:
@@ -131,16 +128,6 @@ def _data_of(profile: Profile, manifests: dict[str, dict]) -> str:
             source = "synthetic" if facts["source"] == "synthetic" else Path(facts["source"]).name
             tasks.setdefault(task, {})[name] = f"{source}, {facts['examples']:,} examples"
     return "; ".join(f"{label(task)}: {', and '.join(corpora.values())}" for task, corpora in tasks.items())
-
-
-def _model_row(name: str, manifest: dict) -> dict:
-    return {
-        "model": f"`{name}`",
-        "objective": OBJECTIVES[name],
-        "steps": f"{manifest['steps']:,}",
-        "minutes": f"{manifest['minutes']:.0f}",
-        "minimum exit layer": str(manifest["min_exit_layer"]),
-    }
 
 
 def _with_interval(row: pd.Series) -> str:

@@ -76,11 +76,10 @@ def notebook(options) -> str:
 
     given = parse_assignments(options.parameter)
     profile = load_profile(options.profile, options.data)
-    digests = freshness.notebook_digests(profile, options.name)
     path = run_notebook(options.name, options.profile, options.data, given)
     if "trials" in path.parts:
         return f"executed {options.name}: {path} (other parameters than the profile's: kept apart)"
-    freshness.write_record(freshness.record_path(profile, "notebook", options.name), digests)
+    freshness.write_record(freshness.record_path(profile, "notebook", options.name))
     return f"executed {options.name}: {path}"
 
 
@@ -193,7 +192,7 @@ def _train_model(profile: Profile, model: str) -> str:
     from .training import build
 
     (folder,) = build.train(profile, [model])
-    freshness.write_record(freshness.record_path(profile, "model", model), {})
+    freshness.write_record(freshness.record_path(profile, "model", model))
     return f"trained: {folder}"
 
 
@@ -217,9 +216,7 @@ def _make(profile: Profile, work: jobs.Job, force: bool) -> str:
             return f"trained {len(classifiers)} exit classifiers of {work.model}"
         if work.kind in jobs.RETRAININGS:
             return f"rows: {retraining.run(profile, work)}"
-        from .published_bugs import measure_bugs
-
-        return f"measured: {measure.run(profile, work, measure_bugs, force)}"
+        return f"measured: {measure.run(profile, work, force)}"
 
 
 def _store_tables(profile: Profile, name: str) -> str:

@@ -63,16 +63,12 @@ class Experiment:
         results = load_profile(values["profile"], values["data"]).results
         values |= {name: getattr(results, name) for name, value in values.items() if value is None}
         experiment = cls(notebook, **values)
-        experiment._say_whose_text()
-        return experiment
-
-    def _say_whose_text(self) -> None:
-        """The text of the notebooks is about real text; what they show is the profile's."""
-        name = self.profile.name
+        name = experiment.profile.name
         if name != "real":
             print(f"The text speaks of profile real, figures and numbers are those of profile {name}.")
-        if self.main != MAIN_MODEL:
-            print(f"Where the text speaks of CALM, profile {name} shows {label(self.main)}.")
+        if experiment.main != MAIN_MODEL:
+            print(f"Where the text speaks of CALM, profile {name} shows {label(experiment.main)}.")
+        return experiment
 
     @property
     def parameters(self) -> dict:
@@ -176,10 +172,9 @@ class Experiment:
             targets: limits the training targets.
         """
         groups: dict = {}
+        left_out = {*(() if survey else SURVEY_VARIANTS), *(set(HEADS) - set(variants))}
         for spec, path in train_classifiers(self.profile, models, seeds, variants, targets).items():
-            if spec.variant in SURVEY_VARIANTS and not survey:
-                continue
-            if spec.variant in HEADS and spec.variant not in variants:
+            if spec.variant in left_out:
                 continue
             classifier = load_classifier(path, models[spec.model])
             groups.setdefault((spec.model, spec.variant, spec.target), []).append(classifier)

@@ -1,30 +1,27 @@
 """Would a product come out the same if it were made now? Digests of its sources decide, not file times.
 
-Times of files mean nothing in a fresh clone. A record lists the digests of the sources of a product:
+Times of files mean nothing in a fresh clone. A record lists the digests of what a product was made from:
 
-- a trace, a set of classifiers, a measurement, a run of a notebook: a JSON file below `build`, written
-  when it is done;
-- stored results (`figures`): their manifest, with the executed notebook (`stored_result_changes`);
-- a model: its manifest; `inputs.check_recipe` refuses one that no longer fits, and nothing here makes it
+- of a run of a notebook, and of stored tables, the manifest beside the results (`stored_result_changes`);
+- of a trace, a set of classifiers or a measurement, a JSON file below `build`, written when it is done;
+- of a model its manifest; `inputs.check_recipe` refuses one that no longer fits, and nothing here makes it
   again.
 
-`forget_stale` deletes the records below `build` that no longer match, and Snakemake runs what has none.
-Products themselves are not declared as outputs of Snakemake, since it deletes outputs before it makes them
-again.
+Snakemake runs what has no file in `build/records`: `forget_stale` deletes those of what has changed. Products
+themselves are not declared as outputs of Snakemake, since it deletes outputs before it makes them again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 from ..common.errors import MeeError
-from ..common.files import PACKAGE, ROOT, complete_file, read_json
-from . import notebook_files
+from ..common.files import PACKAGE, complete_file, read_json
 from .catalogue import RULES
 from .digests import code_digest, code_digests, code_files, digest_of, file_digest
 from .inputs import is_trained, weights_digest
@@ -43,7 +40,7 @@ from .jobs import (
 from .notebook_files import notebook_names, outputs_digest, read_executed, read_source, source_digest
 from .profiles import Profile
 from .result_tables import BENCH, MEASURED, RETRAINED, inputs_of
-from .results import manifest_of, output_root
+from .results import executed_path, manifest_of, output_root
 
 LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the code that a trace depends on
 # parts of a profile that matter to one notebook, or to none
@@ -62,28 +59,28 @@ def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]
     return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
 
 
+def record_path(profile: Profile, kind: str, name: str) -> Path:
+    """A record below `build` by its kind ("model", "notebook", "tables" or that of a job) and name."""
+    return folder_of(profile, "records") / f"{kind}-{name}.json"
+
+
 def job_record_path(profile: Profile, job: Job) -> Path:
     """The record of a job."""
     return record_path(profile, job.kind, f"{job.model}-{job.task}-{job.seed}")
 
 
-def record_path(profile: Profile, kind: str, name: str) -> Path:
-    """A record by its kind ("model", "notebook", "tables" or that of a job) and name."""
-    return folder_of(profile, "records") / f"{kind}-{name}.json"
-
-
-def changes_since_record(record: Path, digests: Mapping[str, str]) -> list[str] | None:
-    """What has changed since a record was written; None if there is none that can be read."""
+def is_recorded(record: Path, digests: Mapping[str, str]) -> bool:
+    """Whether a record is there, and has these digests."""
     try:
-        return differing_keys(read_json(record), digests)
-    except MeeError:
-        return None
+        return read_json(record) == digests
+    except MeeError:  # there is none that can be read
+        return False
 
 
-def write_record(record: Path, digests: Mapping[str, str]) -> None:
-    """Writes what a product was made from."""
+def write_record(record: Path, digests: Mapping[str, str] | None = None) -> None:
+    """Writes what a product was made from; nothing where its manifest says it."""
     with complete_file(record) as file:
-        file.write_text(json.dumps(digests, indent=1), encoding="utf-8")
+        file.write_text(json.dumps(digests or {}, indent=1), encoding="utf-8")
 
 
 @contextmanager
@@ -99,10 +96,13 @@ def job_digests(profile: Profile, job: Job) -> dict[str, str]:
     if job.kind == "trace":
         settings = profile.results
         return trace_digests(profile, job.model, job.task, settings.examples, settings.max_new_tokens)
-    if job.kind in CLASSIFIERS:
-        return _classifier_digests(profile, job.model)
     if job.kind in RETRAININGS:
         return {}  # hours of training: what is there is kept until it is deleted
+    if job.kind in CLASSIFIERS:
+        variants = [asdict(rule.classifier) for rule in RULES.values() if rule.classifier]
+        settings = [profile.classifiers.model_dump(), profile.dtype, profile.training.max_target, variants]
+        sources = _weights(profile, [job.model]) | _corpora(profile, profile.corpora)
+        return sources | {"settings": digest_of(settings)}
     return _measurement_digests(profile, job)
 
 
@@ -114,12 +114,6 @@ def trace_digests(
     settings = [examples, max_new_tokens, profile.dtype]
     digests = _weights(profile, [model]) | _corpora(profile, [task])
     return digests | {"settings": digest_of(settings)} | code
-
-
-def _classifier_digests(profile: Profile, model: str) -> dict[str, str]:
-    variants = [asdict(rule.classifier) for rule in RULES.values() if rule.classifier]
-    settings = [profile.classifiers.model_dump(), profile.dtype, profile.training.max_target, variants]
-    return _weights(profile, [model]) | _corpora(profile, profile.corpora) | {"settings": digest_of(settings)}
 
 
 def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
@@ -137,7 +131,10 @@ def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
 
 
 def notebook_digests(profile: Profile, name: str) -> dict[str, str]:
-    """The digests of what a notebook depends on and its manifest does not list: its profile, the corpora."""
+    """The digests of what a notebook is run with, for its manifest: the profile, and the corpora as they are.
+
+    Its "inputs" are only what it has read.
+    """
     settings = [profile.model_dump(exclude=OF_NOTEBOOKS), profile.notebooks.get(name, {})]
     return _corpora(profile, [*profile.corpora, *profile.away]) | {"profile": digest_of(settings)}
 
@@ -169,13 +166,9 @@ def _corpora(profile: Profile, tasks: Collection[str]) -> dict[str, str]:
 
 def _files(source: Path) -> list[tuple[str, str]]:
     """Name and digest of the files of a local corpus; none of any other source."""
-    if source.is_file():
-        paths = [source]
-    elif source.is_dir():
-        paths = sorted(path for path in source.rglob("*") if path.is_file())
-    else:
-        return []
-    return [(path.name, _large_file_digest(path, path.stat().st_mtime_ns)) for path in paths]
+    paths = [source] if source.is_file() else sorted(source.rglob("*"))
+    files = [path for path in paths if path.is_file()]
+    return [(path.name, _large_file_digest(path, path.stat().st_mtime_ns)) for path in files]
 
 
 @lru_cache
@@ -186,12 +179,15 @@ def _large_file_digest(path: Path, modified: int) -> str:
 def stored_result_changes(profile: Profile, name: str) -> list[str] | None:
     """What has changed since results were stored: files, code, inputs, the notebook; None: they are missing.
 
+    Without the DATA folder, a corpus in it is not compared.
+
     Args:
+        profile: whose results.
         name: of a notebook, "measured" or "retrained".
     """
     folder = output_root() / profile.name / name
     manifest = folder / "manifest.json"
-    executed = _executed_notebook(folder)
+    executed = executed_path(profile.name, name) if name in notebook_names() else None
     if not manifest.exists() or (executed and not executed.exists()):
         return None
     recorded = manifest_of(manifest)
@@ -203,18 +199,13 @@ def stored_result_changes(profile: Profile, name: str) -> list[str] | None:
     for key, digest in recorded["inputs"].items():
         if key.startswith(("model ", "results ")) and inputs.get(key, "") != digest:
             differing.append(key)
+    if "sources" in recorded:  # older manifests have none
+        local = [task for task in [*profile.corpora, *profile.away] if not profile.has_data(task)]
+        changed = differing_keys(recorded["sources"], notebook_digests(profile, name))
+        differing += [key for key in changed if key.removeprefix("corpus ") not in local]
     if executed:
         differing += _notebook_changes(executed, name)
     return differing
-
-
-def _executed_notebook(folder: Path) -> Path | None:
-    """The executed notebook of a folder of results; None where it is not of a notebook."""
-    if folder.name not in notebook_names():
-        return None
-    if folder.parent == ROOT / "figures" / "small":
-        return notebook_files.SOURCES / f"{folder.name}.ipynb"
-    return folder.with_suffix(".ipynb")
 
 
 def _inputs_now(profile: Profile) -> dict[str, str]:
@@ -239,33 +230,26 @@ def _notebook_changes(path: Path, name: str) -> list[str]:
 
 
 def forget_stale(profile: Profile) -> None:
-    """Deletes the records below `build` that no longer match, and records which models exist."""
+    """Deletes the records below `build` of what has changed or is gone, and records which models exist."""
     for name in profile.training.models:
         _note_model(profile, name)
-    for job in [*traces(profile), *measurements(profile), *retrainings(profile)]:
-        _forget(job_record_path(profile, job), partial(job_digests, profile, job), [job.path(profile)])
-    for job in classifier_sets(profile):
-        files = [spec.path(profile) for spec in specs_of(profile, job)]
-        _forget(job_record_path(profile, job), partial(job_digests, profile, job), files)
+    for job in [*traces(profile), *classifier_sets(profile), *measurements(profile), *retrainings(profile)]:
+        record = job_record_path(profile, job)
+        is_set = job.kind in CLASSIFIERS
+        products = [spec.path(profile) for spec in specs_of(profile, job)] if is_set else [job.path(profile)]
+        is_made = all(product.exists() for product in products)
+        if record.exists() and not (is_made and is_recorded(record, job_digests(profile, job))):
+            record.unlink()
     for name, jobs in ((MEASURED, measurements(profile)), (RETRAINED, retrainings(profile))):
+        record = record_path(profile, "tables", name)
         # Snakemake does not look behind a record that is there: tables go with any of their jobs
-        done = [job_record_path(profile, job) for job in jobs]
-        _forget(record_path(profile, "tables", name), partial(table_digests, profile, jobs), done)
+        is_done = all(job_record_path(profile, job).exists() for job in jobs)
+        if record.exists() and not (is_done and is_recorded(record, table_digests(profile, jobs))):
+            record.unlink()
     for name in notebook_names():
         record = record_path(profile, "notebook", name)
-        _forget(record, partial(notebook_digests, profile, name))
         if record.exists() and stored_result_changes(profile, name) != []:
             record.unlink()
-
-
-def _forget(
-    record: Path, digests_now: Callable[[], Mapping[str, str]], products: Collection[Path] = ()
-) -> None:
-    """Deletes a record if its sources have changed, or a product is gone."""
-    if not record.exists():
-        return
-    if changes_since_record(record, digests_now()) != [] or not all(product.exists() for product in products):
-        record.unlink()
 
 
 def _note_model(profile: Profile, name: str) -> None:
@@ -275,6 +259,6 @@ def _note_model(profile: Profile, name: str) -> None:
     record = record_path(profile, "model", name)
     if is_trained(profile, name) or (heirs and all(is_trained(profile, heir) for heir in heirs)):
         if not record.exists():
-            write_record(record, {})
+            write_record(record)
     else:
         record.unlink(missing_ok=True)

@@ -35,22 +35,18 @@ def is_trained(profile: Profile, name: str) -> bool:
 
 def manifest(profile: Profile, name: str) -> dict:
     """How a model was made and how well it does, as `make train` recorded it; an error if it is not there."""
-    if not is_trained(profile, name):
-        given = profile.file or profile.name
-        missing = f'Profile "{profile.name}" {_what_is_missing(profile, name)}'
-        raise MeeError(f'{missing}: run "make train PROFILE={given}", if need be with DATA=...')
-    return read_json(checkpoint_folder(profile, name) / "manifest.json", "shape")
-
-
-def _what_is_missing(profile: Profile, name: str) -> str:
-    """What `make train` has not made: a model, or of a ready one the record of how well it does."""
+    if is_trained(profile, name):
+        return read_json(checkpoint_folder(profile, name) / "manifest.json", "shape")
     ready = profile.training.checkpoints(name)
+    base = profile.training.base
     if ready:
         sources = ", ".join(checkpoint.checkpoint for checkpoint in ready.values())
-        return f'has no record of the ready model "{name}" ({sources}), which is measured once before use'
-    base = profile.training.base
-    source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
-    return f'has no trained model "{name}"{source}'
+        lacking = f'record of the ready model "{name}" ({sources}), which is measured once before use'
+    else:
+        source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
+        lacking = f'trained model "{name}"{source}'
+    command = f"make train PROFILE={profile.file or profile.name}"
+    raise MeeError(f'Profile "{profile.name}" has no {lacking}: run "{command}", if need be with DATA=...')
 
 
 def model_shape(profile: Profile) -> dict[str, int]:
@@ -110,22 +106,9 @@ def extra_corpora(profile: Profile, name: str) -> list[str]:
 
 def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
+    settings = profile.training
     recorded = manifest(profile, name)
     recorded["recipe"] = _comparable(recorded.get("recipe", {}))
-    changed = [key for key, value in _wanted(profile, name).items() if recorded.get(key) != value]
-    if not profile.training.checkpoints(name):
-        for task in [*profile.corpora, *extra_corpora(profile, name)]:
-            if not _is_training_data(profile, task, recorded["data"].get(task)):
-                changed.append(f"training data of {task}")
-    if changed:
-        folder = checkpoint_folder(profile, name)
-        differing = " and ".join(changed)
-        raise MeeError(f"{folder} was trained with another {differing}: delete it, or rename the profile.")
-
-
-def _wanted(profile: Profile, name: str) -> dict:
-    """What the manifest of a model must say for it to be the one that a profile asks for."""
-    settings = profile.training
     wanted = {"recipe": _comparable(settings.recipe(name).model_dump()), "seed": settings.seed}
     if settings.shape:
         wanted["shape"] = settings.shape.model_dump()
@@ -135,7 +118,15 @@ def _wanted(profile: Profile, name: str) -> dict:
     elif start and is_trained(profile, start):
         ready = settings.checkpoints(start)
         wanted["base"] = ready_digest(profile, start) if ready else weights_digest(profile, start)
-    return wanted
+    changed = [key for key, value in wanted.items() if recorded.get(key) != value]
+    if not settings.checkpoints(name):
+        for task in [*profile.corpora, *extra_corpora(profile, name)]:
+            if not _is_training_data(profile, task, recorded["data"].get(task)):
+                changed.append(f"training data of {task}")
+    if changed:
+        folder = checkpoint_folder(profile, name)
+        differing = " and ".join(changed)
+        raise MeeError(f"{folder} was trained with another {differing}: delete it, or rename the profile.")
 
 
 def _comparable(recipe):

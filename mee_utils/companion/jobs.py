@@ -40,18 +40,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The name of what it makes, without ending."""
-        return {
-            "trace": f"{self.model}-{self.task}",
-            "classifiers": f"{self.model}-first",
-            "further_classifiers": f"{self.model}-further",
-            "settings": f"{self.model}-{self.task}",
-            "survey": f"survey-{self.task}",
-            "oracle": f"oracle-{self.task}",
-            "seeds": f"seeds-{self.model}-{self.seed}",
-            "rivals": f"rivals-{self.model}-{self.seed}",
-            "ablations": f"ablations-{self.model}-{self.seed}",
-        }.get(self.kind, self.kind)
+        """The name of what it makes, without ending; of classifiers `specs_of` knows it."""
+        if self.kind in ("trace", "settings"):
+            return f"{self.model}-{self.task}"
+        if self.kind in ("survey", "oracle"):
+            return f"{self.kind}-{self.task}"
+        if self.kind in RETRAININGS:
+            return f"{self.kind}-{self.model}-{self.seed}"
+        return self.kind
 
     def path(self, profile: Profile) -> Path:
         """What it makes: a trace, the table of a measurement, the rows of a retraining."""

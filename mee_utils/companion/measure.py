@@ -3,12 +3,12 @@
 A job is a model and a task (`jobs.measurements`). A replay of validation examples gives the candidate
 thresholds of a rule; decoding them bisects to `SEARCHED_BOUNDS`; what is chosen there is decoded on the test
 examples. All of a setting's examples are kept. A rule whose search has not changed since it was stored is not
-measured again, and where only the search has changed, no setting that is stored is decoded again (`Keys`).
+measured again, and where only the search has changed, no stored setting is decoded anew (`RuleDecoder.keys`).
 `store` puts the tables where notebooks 05, 06, 08 and 09 read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import pairwise, product, takewhile
 from pathlib import Path
@@ -31,6 +31,7 @@ from .inputs import load_tasks, weights_digest
 from .jobs import ALL, Job, measurements
 from .learned_from import learned_from
 from .profiles import Profile
+from .published_bugs import measure_bugs
 from .result_tables import MEASURED, measured_before
 from .results import Run, output_root, staged
 
@@ -55,27 +56,14 @@ LATER_OPTIONS = [("prune_last_layer", True)]  # of a rule; at these values they 
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
 
-@dataclass(frozen=True)
-class Keys:
-    """What the table of a rule belongs to, as digests. A table has those of its rules in `attrs`."""
-
-    decoding: str  # weights, classifier, rule and examples: a setting of the same threshold is the same
-    search: str  # these, and how thresholds are searched for: the whole table is the same
-
-    @classmethod
-    def of_rule(cls, table: pd.DataFrame | None, rule: str) -> "Keys | None":
-        """Those of a rule in a stored table; None where it is not there."""
-        stored = None if table is None else table.attrs.get("keys", {}).get(rule)
-        return None if stored is None else cls(**stored)
-
-
-def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) -> Path:
+def run(profile: Profile, job: Job, anew: bool = False) -> Path:
     """Measures one job; returns its table.
+
+    The rules of a job are stored ones, those of an interrupted run, and those that are decoded now.
 
     Args:
         profile: whose models, corpora and settings.
         job: one of `jobs.measurements`.
-        measure_bugs: `companion.published_bugs.measure_bugs`, which this floor does not know.
         anew: whether what is stored with the same key is decoded again.
     """
     from .experiment import Experiment
@@ -84,61 +72,46 @@ def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) 
         raise MeeError(f"Profile {profile.name} measures no {job.kind} of {job.model} on {job.task}.")
     experiment = Experiment(None, profile)
     path = job.path(profile)
-    if job.kind == "learning":
-        _write(_learning(experiment), path, {})
-    elif job.kind == "learned_from":
-        _write(learned_from(experiment), path, {})
-    elif job.kind == "published_bugs":
-        _write(_bugs(experiment, measure_bugs), path, {})
-    else:
-        of_kind = {"fresh": FreshDecoder, "oracle": OracleDecoder}
-        decoder = of_kind.get(job.kind, RuleDecoder)(experiment, job)
-        _run_rules(decoder, path, None if anew else measured_before(profile.name, job.name))
-    return path
-
-
-def _run_rules(decoder: "RuleDecoder", path: Path, stored: pd.DataFrame | None) -> None:
-    """Puts the rules of a job together: stored ones, those of an interrupted run, and those decoded now."""
+    at_once = {"learning": _learning, "learned_from": learned_from, "published_bugs": _bugs}
+    if job.kind in at_once:
+        _write(at_once[job.kind](experiment), path, {})
+        return path
+    decoder = {"fresh": FreshDecoder, "oracle": OracleDecoder}.get(job.kind, RuleDecoder)(experiment, job)
+    stored = None if anew else measured_before(profile.name, job.name)
     keys = {rule: decoder.keys(rule) for rule in decoder.rules}
     tables = [_rule_table(decoder, rule, keys[rule], path, stored) for rule in decoder.rules]
     _write(pd.concat(tables, ignore_index=True), path, keys)
+    return path
 
 
 def _rule_table(
-    decoder: "RuleDecoder", rule: str, keys: Keys, path: Path, stored: pd.DataFrame | None
+    decoder: "RuleDecoder", rule: str, keys: dict[str, str], path: Path, stored: pd.DataFrame | None
 ) -> pd.DataFrame:
     """The table of a rule: as it is stored, as an interrupted run left it, or measured now."""
     part = path.with_suffix("") / f"{rule}.parquet"
     interrupted = pd.read_parquet(part) if part.exists() else None
     for table in (stored, interrupted):
-        table_keys = Keys.of_rule(table, rule)
-        if table_keys == keys:
+        stored_keys = {} if table is None else table.attrs.get("keys", {}).get(rule, {})
+        if stored_keys == keys:
             return table[table.rule == rule]
-        if table_keys and table_keys.decoding == keys.decoding:
+        if stored_keys.get("decoding") == keys["decoding"]:
             decoder.take(table[table.rule == rule])
     _write(decoder.measured(rule), part, {rule: keys})
     return pd.read_parquet(part)
 
 
-def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
-    """Stores a table with its keys."""
-    stored = table.copy(deep=False)
-    stored.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}
-    _compress(stored, path)
-
-
-def _compress(table: pd.DataFrame, path: Path) -> None:
-    """Stores a table and its `attrs` as small as it gets: everyone clones it.
+def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, dict[str, str]]) -> None:
+    """Stores a table with its keys, as small as it gets: everyone clones it.
 
     Draws are kept in single precision; every other number is read back as it was. The rows of an example
     stand together, in the order of the settings: neighbouring thresholds mostly give it the same output,
     and what repeats takes no room. Within a setting the examples keep their order.
     """
     draws = [name for name in table if str(name).endswith(DRAWS)]
-    short = {name: [np.asarray(row, np.float32) for row in table[name]] for name in draws}
-    stored = table.assign(**short)
+    stored = table.assign(**{name: [np.asarray(row, np.float32) for row in table[name]] for name in draws})
     if "example" in table:
         stored = stored.sort_values("example", kind="stable")
+    stored.attrs = {"keys": keys}
     texts = [name for name in table if name not in draws and not pd.api.types.is_numeric_dtype(table[name])]
     counts = [name for name in table if pd.api.types.is_integer_dtype(table[name])]
     with complete_file(path) as partial:
@@ -168,7 +141,10 @@ class RuleDecoder:
         self.model = experiment.models([job.model])[job.model]
         self.is_main = job.model == MAIN_MODEL and job.kind != "survey"
         self.classifiers = self._load_classifiers()
-        self.rules = self._rules()
+        swept = [rule for rule in self._swept() if not RULES[rule].classifier or rule in self.classifiers]
+        beside = [] if job.kind == "survey" else ["static", "oracle"]
+        adaptive = ["free_adaptive"] if job.model == "free" else []
+        self.rules = ["full_depth", *beside, *adaptive, *swept]
         self.candidates = self.settings.candidates if self.is_main else self.settings.other_candidates
         self.least_settings = LEAST_SETTINGS if self.is_main else 0
         if job.task in self.settings.most_candidates:  # its outputs are long
@@ -207,15 +183,13 @@ class RuleDecoder:
         heads = HEADS if self.job.model == "vanilla" else ()
         return (*OTHER_SWEEP, *ABLATED[:2], *heads)
 
-    def _rules(self) -> list[str]:
-        rules = ["full_depth"] if self.job.kind == "survey" else ["full_depth", "static", "oracle"]
-        if self.job.model == "free":
-            rules.append("free_adaptive")
-        swept = self._swept()
-        return rules + [rule for rule in swept if not RULES[rule].classifier or rule in self.classifiers]
+    def keys(self, rule: str) -> dict[str, str]:
+        """What a rule's table belongs to, as digests; stored with it, in `attrs`.
 
-    def keys(self, rule: str) -> Keys:
-        """What a rule's table belongs to."""
+        Returns:
+            "decoding": of weights, classifier, rule and examples: a setting of the same threshold is the
+            same; "search": of these, and of how thresholds are searched for: the whole table is the same.
+        """
         options = {
             name: value
             for name, value in asdict(RULES[rule]).items()
@@ -227,7 +201,7 @@ class RuleDecoder:
         settings = self.settings.model_dump(include=DECODED_WITH)
         decoding = digest_of([weights, classifier, options, data, settings, self.profile.dtype])
         search = digest_of([decoding, self.candidates, self.least_settings, SEARCHED_BOUNDS])
-        return Keys(decoding, search)
+        return {"decoding": decoding, "search": search}
 
     def take(self, table: pd.DataFrame) -> None:
         """Takes settings of a rule that were decoded before, so that `decode` need not."""
@@ -245,13 +219,12 @@ class RuleDecoder:
             tables[index] = self.decode("validation", rule, thresholds[index])
             return summary(tables[index], self.full("validation")[1])
 
-        if not self.searches(rule):
-            chosen = range(len(thresholds))
-            for index in chosen:
-                values(index)
-        else:
+        if self.searches(rule):
             tried = search(len(thresholds), values, SEARCHED_BOUNDS, self.least_settings)
             chosen = sorted(self._chosen(tried))
+        else:
+            chosen = range(len(thresholds))
+            tables = {index: self.decode("validation", rule, thresholds[index]) for index in chosen}
         validation = [tables[index] for index in sorted(tables)]
         test = [self.decode("test", rule, thresholds[index]) for index in chosen]
         return pd.concat([*validation, *test], ignore_index=True)
@@ -378,10 +351,11 @@ class OracleDecoder(RuleDecoder):
     def _load_classifiers(self) -> dict:
         return {}  # none of its rules has one
 
-    def keys(self, rule: str) -> Keys:
+    def keys(self, rule: str) -> dict[str, str]:
         """What a rule's table belongs to."""
-        keys = super().keys(rule)
-        return replace(keys, search=digest_of([keys.decoding, ORACLE_DRAFT, *MARGIN_THRESHOLDS]))
+        decoding = super().keys(rule)["decoding"]
+        search = digest_of([decoding, ORACLE_DRAFT, *MARGIN_THRESHOLDS])
+        return {"decoding": decoding, "search": search}
 
     def measured(self, rule: str) -> pd.DataFrame:
         """The test examples of a rule at each of its thresholds, with states of each kind."""
@@ -468,16 +442,14 @@ def _alternating_trace(experiment, model, tokens: int) -> tuple[Trace, int]:
     return along, len(tasks)
 
 
-def _bugs(experiment, measure: Callable) -> pd.DataFrame:
+def _bugs(experiment) -> pd.DataFrame:
     """Bugs of published code, switched on."""
     settings = experiment.profile.results
     training = experiment.profile.training
-    models = experiment.models(
-        [name for name in (MAIN_MODEL, "vanilla", "free") if name in training.backbones]
-    )
+    names = [name for name in (MAIN_MODEL, "vanilla", "free") if name in training.backbones]
+    models = experiment.models(names)
     exit_layer = training.exit_layer("free", models["free"].layers) if "free" in models else None
-    tasks = experiment.tasks(settings.bug_examples)
-    return measure(models, tasks, exit_layer, settings.model_dump())
+    return measure_bugs(models, experiment.tasks(settings.bug_examples), exit_layer, settings.model_dump())
 
 
 def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..common.errors import MeeError
-from ..common.files import ROOT, complete_file
+from ..common.files import ROOT, complete_file, read_json
 from . import notebook_files
 from .folders import own_folder
 from .notebook_files import (
@@ -28,7 +28,7 @@ from .notebook_files import (
 )
 from .parameters import check_parameters
 from .profiles import Profile, load_profile
-from .results import STAGED, build_root, output_root, staged, trial_folder, with_palette
+from .results import STAGED, build_root, executed_path, output_root, staged, trial_folder, with_palette
 
 HIDDEN = "hide-input"  # the tag of a cell whose code is folded
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
@@ -61,9 +61,10 @@ def run_notebook(name: str, profile="small", data=None, parameters: dict | None 
     Raises:
         MeeError: an unknown name or parameter, a model that is missing, or a cell that failed.
     """
+    from .freshness import notebook_digests
     from .inputs import model_shape
 
-    settings = load_profile(profile)
+    settings = load_profile(profile, data)
     source = read_source(name)
     if name in settings.left_out:
         raise MeeError(f'Profile "{settings.name}" leaves {name} out: {settings.left_out[name]}.')
@@ -73,27 +74,25 @@ def run_notebook(name: str, profile="small", data=None, parameters: dict | None 
     model_shape(settings)  # where models are not there yet, that is said before a kernel is started
     if chosen == usual:
         folder = output_root() / settings.name / name
-        target = executed_path(settings, name)
+        target = executed_path(settings.name, name)
     else:
         folder = trial_folder(settings.name, name, chosen)
         target = folder.with_suffix(".ipynb")
     check_unedited(target, source)
     defaults = declared_parameters(source)
     changed = {key: value for key, value in chosen.items() if value != defaults[key]}
+    sources = notebook_digests(settings, name)
     with staged(folder) as results:
         executed = _execute(source, name, changed, results)
-        if any(results.iterdir()) and not (results / "manifest.json").exists():
+        manifest = results / "manifest.json"
+        if manifest.exists():
+            content = read_json(manifest) | {"sources": sources}
+            manifest.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        elif any(results.iterdir()):
             raise MeeError(f"{name} saved results but never called finish: add it as the last cell.")
         _normalize(executed, data)
         _write(executed, target)
     return target
-
-
-def executed_path(profile: Profile, name: str) -> Path:
-    """Where an executed notebook is kept: beside its source (`small`), or with its results."""
-    if profile.name == "small" and not os.environ.get("MEE_OUTPUT"):
-        return notebook_files.SOURCES / f"{name}.ipynb"
-    return output_root() / profile.name / f"{name}.ipynb"
 
 
 def _execute(notebook, name: str, parameters: dict, results: Path):
@@ -209,18 +208,13 @@ def _normalize(notebook, data: str | None) -> None:
         if cell.cell_type == "code":
             cell["outputs"] = _joined(cell["outputs"])
             for output in cell["outputs"]:
-                _shrink_picture(output.get("data", {}))
+                if PICTURE in output.get("data", {}):
+                    picture = with_palette(base64.b64decode(output["data"][PICTURE]))
+                    output["data"][PICTURE] = base64.b64encode(picture).decode()
         if data and is_injected(cell):
             cell["source"] = cell["source"].replace(json.dumps(data), json.dumps("path/to/corpora"))
     digests = {"source_sha256": source_digest(notebook), "outputs_sha256": outputs_digest(notebook)}
     notebook.metadata = METADATA | {"language_info": {"name": "python"}} | digests
-
-
-def _shrink_picture(data: dict) -> None:
-    """Gives the picture among an output's data, if there is one, a palette in place of full colours."""
-    if PICTURE in data:
-        picture = base64.b64decode(data[PICTURE])
-        data[PICTURE] = base64.b64encode(with_palette(picture)).decode()
 
 
 def _joined(outputs: list) -> list:

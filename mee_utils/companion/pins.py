@@ -11,9 +11,10 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Literal
 
@@ -72,12 +73,7 @@ def _reference(kind: Kind, source: str, revision: str | None) -> Path:
 
 def unpinned(profile: Profile) -> list[str]:
     """The hub ids of a profile that stand at no commit."""
-    corpora = [*profile.corpora.values(), *profile.extra.values(), *profile.away.values()]
-    ready = []
-    for name in profile.training.models:
-        for checkpoint in profile.training.checkpoints(name).values():
-            ready += [checkpoint, checkpoint.tokenizer] if checkpoint.tokenizer else [checkpoint]
-    return sorted({each.source for each in [*corpora, *ready] if _moves(each)})
+    return sorted({settings.source for _, settings, _ in _sources(profile) if _moves(settings)})
 
 
 def _moves(settings: Source | HubSource) -> bool:
@@ -99,17 +95,22 @@ def pin(name: str | Path) -> dict[str, str]:
     Returns:
         hub id -> commit, of those that had none.
     """
+    from ruamel.yaml import YAML
+
     profile = load_profile(name)
     path = profile_path(name)
     text = path.read_bytes().decode("utf-8")
-    file = _round_trip()
+    file = YAML()  # writes in the style of our profiles
+    file.preserve_quotes = True
+    file.width = 10**6
+    file.indent(mapping=2, sequence=4, offset=2)
     content = file.load(text.removeprefix(MARK))
     commits: dict[str, str] = {}
-    for kind, settings, mapping in _sources(profile, content):
+    for kind, settings, place in _sources(profile):
         if _moves(settings):
             commit = hub_commit(kind, settings.source, settings.revision)
             commits[settings.source] = commit
-            _write_revision(mapping, commit)
+            _write_revision(reduce(getitem, place, content), commit)
     if commits:
         with io.StringIO() as written, complete_file(path) as partial:
             file.dump(content, written)
@@ -118,29 +119,18 @@ def pin(name: str | Path) -> dict[str, str]:
     return commits
 
 
-def _round_trip():
-    """What reads YAML and writes it again in the style of our profiles."""
-    from ruamel.yaml import YAML
-
-    file = YAML()
-    file.preserve_quotes = True
-    file.width = 10**6
-    file.indent(mapping=2, sequence=4, offset=2)
-    return file
-
-
-def _sources(profile: Profile, content: Mapping) -> Iterator[tuple[Kind, Source | HubSource, Mapping]]:
-    """The settings of a profile that may name a hub id, each with its mapping in the file."""
+def _sources(profile: Profile) -> Iterator[tuple[Kind, Source | HubSource, list[str]]]:
+    """The settings of a profile that may name a hub id, each with its place in the file."""
     for part in ("corpora", "extra", "away"):
         for name, corpus in getattr(profile, part).items():
-            yield "dataset", corpus, content[part][name]
-    training = content["training"]
-    for name, mapping in {"base": training["base"], **training["backbones"]}.items():
+            yield "dataset", corpus, [part, name]
+    for name in ("base", *profile.training.backbones):
+        model = ["training", "base"] if name == "base" else ["training", "backbones", name]
         for task, checkpoint in profile.training.checkpoints(name).items():
-            of_task = mapping["tasks"][task] if task else mapping
-            yield "model", checkpoint, of_task
+            place = [*model, "tasks", task] if task else model
+            yield "model", checkpoint, place
             if checkpoint.tokenizer:
-                yield "model", checkpoint.tokenizer, of_task["tokenizer"]
+                yield "model", checkpoint.tokenizer, [*place, "tokenizer"]
 
 
 def _write_revision(mapping, commit: str) -> None:

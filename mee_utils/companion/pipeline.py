@@ -169,7 +169,7 @@ def measure(profile: str, data: str | None, cores: int | None, force: bool) -> P
         lacking = f'Profile "{settings.name}" has no model "{MAIN_MODEL}", on which rules are measured'
         raise MeeError(f"{lacking}: nothing is measured.")
     anew = [folder_of(settings, MEASURED)] if force else []
-    make("measured", profile, data, cores, "force=1" if force else "force=", anew=anew)
+    make("measured", profile, data, cores, *(["force=1"] if force else []), anew=anew)
     return output_root() / settings.name / MEASURED
 
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
 import yaml
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, PositiveInt, Tag, model_validator
 
 from ..common.errors import LARGEST_SEED, MeeError, check_choice, nearest, one_line, shown
 from ..common.files import ROOT
@@ -29,22 +28,8 @@ FOLDER = ROOT / "notebooks" / "profiles"
 FETCHED = Path(os.environ.get("MEE_DATA") or ROOT / "data")
 IN_DATA = "{data}"  # in a source: the DATA folder
 ENDINGS = (".yaml", ".yml")
-SPECIAL = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")  # keys that YAML makes something else of
 RESERVED = ("bench", "build")  # folders of results that belong to no profile
-# tags of pydantic for the kinds of models; `first_mistake` takes them out of messages
-READY = "[ready]"
-READY_BY_TASK = "[ready by task]"
-TRAINED = "[trained]"
-KINDS_OF_MODELS = (READY, READY_BY_TASK, TRAINED)
 LAYER_PARAMETERS = ("layer", "expert_layer")  # parameters of notebooks that name a layer to look at
-
-
-def _checked_device(device: str) -> str:
-    """A device as torch names it, or "auto"; whether it is there is seen when a model is loaded."""
-    if not re.fullmatch("auto|cpu|(cuda|mps|xpu)(:[0-9]+)?", device):
-        known = "auto (a GPU if there is one), cpu, cuda, cuda:1 and so on, mps or xpu"
-        raise ValueError(f'"{device}" is no device: give {known}')
-    return device
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
@@ -52,7 +37,8 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Reason = Annotated[str, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-Device = Annotated[str, AfterValidator(_checked_device)]
+# "auto" is a GPU if there is one; whether a device is there is seen when a model is loaded
+Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu)(:[0-9]+)?)$")]
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -177,27 +163,26 @@ Ready = Checkpoint | TaskCheckpoints
 
 
 def _kind_of_model(value) -> str:
-    """Which kind of settings a model has: the key "checkpoint", or "tasks", makes it a ready one."""
-    if isinstance(value, Checkpoint):
-        return READY
-    if isinstance(value, TaskCheckpoints):
-        return READY_BY_TASK
-    keys = [str(key) for key in value] if isinstance(value, dict) else []
-    for key, kind in (("checkpoint", READY), ("tasks", READY_BY_TASK)):
-        if difflib.get_close_matches(key, keys, 1, 0.8):
-            return kind
-    return TRAINED
+    """Which kind of settings a model has: the key "checkpoint", or "tasks", makes it a ready one.
+
+    `first_mistake` takes these tags of pydantic out of messages.
+    """
+    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", ())
+    for key in ("checkpoint", "tasks"):
+        if difflib.get_close_matches(key, map(str, keys), 1, 0.8):
+            return f"[{key}]"
+    return "[trained]"
 
 
 def _kind_of_base(value) -> str:
     """As `_kind_of_model`, but all start from the same base, whatever the task."""
-    return TRAINED if _kind_of_model(value) == TRAINED else READY
+    return "[trained]" if _kind_of_model(value) == "[trained]" else "[checkpoint]"
 
 
-ReadyModel = Annotated[Checkpoint, Tag(READY)]
-Base = Annotated[Annotated[BaseSettings, Tag(TRAINED)] | ReadyModel, Discriminator(_kind_of_base)]
+ReadyModel = Annotated[Checkpoint, Tag("[checkpoint]")]
+Base = Annotated[Annotated[BaseSettings, Tag("[trained]")] | ReadyModel, Discriminator(_kind_of_base)]
 Backbone = Annotated[
-    Annotated[BackboneSettings, Tag(TRAINED)] | ReadyModel | Annotated[TaskCheckpoints, Tag(READY_BY_TASK)],
+    Annotated[BackboneSettings, Tag("[trained]")] | ReadyModel | Annotated[TaskCheckpoints, Tag("[tasks]")],
     Discriminator(_kind_of_model),
 ]
 
@@ -218,23 +203,21 @@ class Training(Strict):
     @model_validator(mode="after")
     def _one_origin(self) -> Training:
         if self.shape is None and isinstance(self.base, BaseSettings):
-            missing = "a base trained from scratch needs a shape"
-            raise ValueError(f"{missing}; add it, or name a checkpoint as base")
+            raise ValueError(
+                "a base trained from scratch needs a shape; add it, or name a checkpoint as base"
+            )
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
         for name in {"pretrained", "base"} & {*self.backbones, *self.compared}:
             raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
-        for name in self.compared:
-            if name in self.backbones:
-                raise ValueError(f'compared: "{name}" is one of the backbones; give it another name')
+        for name in sorted(self.compared.keys() & self.backbones):
+            raise ValueError(f'compared: "{name}" is one of the backbones; give it another name')
         return self
 
     @model_validator(mode="after")
     def _layers_only_grow(self) -> Training:
         """A network grows by repeating its layers (`training.mini.grow`)."""
-        if self.shape is None:
-            return self
-        for name, stages in self.pre_training.items():
+        for name, stages in self.pre_training.items() if self.shape else ():
             for full in (self.shape.num_layers, self.shape.num_decoder_layers):
                 depths = [stage.layers or full for stage in stages] or [full]
                 if depths[-1] != full or any(later % earlier for earlier, later in pairwise(depths)):
@@ -378,23 +361,35 @@ class Profile(Strict):
         """Every stage of training asks for examples that there are."""
         of_tasks = list(self.corpora)
         of_pre_training = [*of_tasks, "spans", *self.extra, *LESSONS]
-        for name, backbone in self.training.objectives.items():
-            _check_examples(f"training.backbones.{name}", [backbone], of_tasks)
+        asking = []
+        for name, recipe in self.training.objectives.items():
+            asking.append((f"training.backbones.{name}", [recipe], of_tasks))
         for name, stages in self.training.pre_training.items():
-            _check_examples(f"training.{name}.stages", stages, of_pre_training)
+            asking.append((f"training.{name}.stages", stages, of_pre_training))
         for name, ablation in self.ablation_runs.items():
-            _check_examples(f"ablations.runs.{name}.stages", ablation.stages, of_pre_training)
+            asking.append((f"ablations.runs.{name}.stages", ablation.stages, of_pre_training))
+        for key, stages, valid in asking:
+            for stage in stages:
+                for name in stage.examples:
+                    if name not in valid:
+                        raise ValueError(f'{key}: there are no examples of "{name}": {nearest(name, valid)}')
         return self
 
     @model_validator(mode="after")
-    def _shallower_rivals(self) -> Profile:
-        """Rivals are trained as `vanilla` is, and have fewer layers than its decoder."""
+    def _known_models_and_notebooks(self) -> Profile:
+        named = {
+            "results.models": (self.results.models, self.training.backbones),
+            "notebooks": (self.notebooks, notebook_names()),
+            "left_out": (self.left_out, notebook_names()),
+        }
+        for key, (names, valid) in named.items():
+            for name in names:
+                if name not in valid:
+                    raise ValueError(f'{key}: no "{name}": {nearest(name, valid)}')
+        for name in sorted(self.left_out.keys() & self.notebooks):
+            raise ValueError(f'left_out: "{name}" has parameters in notebooks; leave one of them out')
         if self.rivals and "vanilla" not in self.training.objectives:
             raise ValueError('rivals: they are trained as the backbone "vanilla", and none is trained here')
-        full = self.training.shape.num_decoder_layers if self.training.shape else None
-        for layers in self.rivals.decoder_layers if self.rivals and full else ():
-            if layers >= full:
-                raise ValueError(f"rivals.decoder_layers: {layers} is not below the {full} of the shape")
         return self
 
     @model_validator(mode="after")
@@ -407,6 +402,9 @@ class Profile(Strict):
                 )
             return self
         depth = self.training.shape.num_decoder_layers
+        for layers in self.rivals.decoder_layers if self.rivals else ():
+            if layers >= depth:
+                raise ValueError(f"rivals.decoder_layers: {layers} is not below the {depth} of the shape")
         for key, layer, deepest in self._named_layers(depth):
             if isinstance(layer, int) and layer > deepest:  # what is no number is refused elsewhere
                 deep = f"{layer} is too deep for the {depth} layers of the shape; at most {deepest}"
@@ -428,42 +426,16 @@ class Profile(Strict):
                 yield f"notebooks.{notebook}.{name}", parameters.get(name), deepest
 
     @model_validator(mode="after")
-    def _known_models_and_notebooks(self) -> Profile:
-        for name in self.results.models:
-            if name not in self.training.backbones:
-                raise ValueError(f'results.models: no "{name}": {nearest(name, self.training.backbones)}')
-        for part in ("notebooks", "left_out"):
-            for name in getattr(self, part):
-                if name not in notebook_names():
-                    raise ValueError(f'{part}: no "{name}": {nearest(name, notebook_names())}')
-        for name in self.left_out:
-            if name in self.notebooks:
-                raise ValueError(f'left_out: "{name}" has parameters in notebooks; leave one of them out')
-        return self
-
-    @model_validator(mode="after")
     def _a_checkpoint_for_every_corpus(self) -> Profile:
         for name, recipe in self.training.backbones.items():
             if not isinstance(recipe, TaskCheckpoints):
                 continue
             where = f"training.backbones.{name}.tasks"
-            for task in self.corpora:
-                if task not in recipe.tasks:
-                    raise ValueError(f"{where}: no checkpoint for {task}, of which there is a corpus")
-            for task in recipe.tasks:
-                if task not in self.corpora:
-                    raise ValueError(f"{where}: there is no corpus of {task}")
+            for task in sorted(self.corpora.keys() - recipe.tasks):
+                raise ValueError(f"{where}: no checkpoint for {task}, of which there is a corpus")
+            for task in sorted(recipe.tasks.keys() - self.corpora):
+                raise ValueError(f"{where}: there is no corpus of {task}")
         return self
-
-    @property
-    def run_notebooks(self) -> list[str]:
-        """The notebooks that this profile runs, in order."""
-        return [name for name in notebook_names() if name not in self.left_out]
-
-    @property
-    def ablation_runs(self) -> dict[str, Ablation]:
-        """The ablations of the recipe, by name."""
-        return self.ablations.runs if self.ablations else {}
 
     @model_validator(mode="after")
     def _one_corpus_a_name(self) -> Profile:
@@ -475,6 +447,16 @@ class Profile(Strict):
                 if self.corpus(name) != corpus:
                     raise ValueError(f'{part}: "{name}" is another corpus in away; rename one of them')
         return self
+
+    @property
+    def run_notebooks(self) -> list[str]:
+        """The notebooks that this profile runs, in order."""
+        return [name for name in notebook_names() if name not in self.left_out]
+
+    @property
+    def ablation_runs(self) -> dict[str, Ablation]:
+        """The ablations of the recipe, by name."""
+        return self.ablations.runs if self.ablations else {}
 
     def corpus(self, name: str) -> Source:
         """The corpus of a task, or a further one by its own name."""
@@ -506,10 +488,9 @@ class Profile(Strict):
         if IN_DATA not in source:
             return source
         if not self._data:
-            local = f'Profile "{self.name}" reads local corpora'
-            fetching = f"make data PROFILE={self.name}"
             raise MeeError(
-                f"{local}: give their folder, as in DATA=path/to/corpora, or fetch them: {fetching}."
+                f'Profile "{self.name}" reads local corpora: give their folder, as in DATA=path/to/corpora, '
+                f"or fetch them: make data PROFILE={self.name}."
             )
         folder = Path(self._data).expanduser()
         if not folder.is_dir():
@@ -518,13 +499,6 @@ class Profile(Strict):
         if not corpus.exists():
             raise MeeError(f"{corpus} does not exist: DATA must hold a folder {corpus.name} ({task}).")
         return str(corpus)
-
-
-def _check_examples(key: str, stages: Iterable[Stage], valid: list[str]) -> None:
-    for stage in stages:
-        for name in stage.examples:
-            if name not in valid:
-                raise ValueError(f'{key}: there are no examples of "{name}": {nearest(name, valid)}')
 
 
 def profile_names() -> list[str]:
@@ -544,19 +518,16 @@ def profile_name(profile: str | Path) -> str:
 
 def profile_path(name: str | Path) -> Path:
     """The file of a profile that is given by name or as a file."""
+    path = Path(str(name))
     if is_file_name(name):
-        return _profile_file(Path(name))
-    if str(name) not in profile_names() and Path(str(name)).is_file():
+        if not path.is_file():
+            found = "is a folder" if path.is_dir() else "does not exist"
+            named = f"or one of the profiles {', '.join(profile_names())}"
+            raise MeeError(f"{path} {found}: give the file of a profile, {named}.")
+        return path
+    if str(name) not in profile_names() and path.is_file():
         raise MeeError(f"{name} is no YAML file: the file of a profile ends in {' or '.join(ENDINGS)}.")
     return FOLDER / f"{check_choice('profile', name, profile_names())}.yaml"
-
-
-def _profile_file(path: Path) -> Path:
-    if path.is_file():
-        return path
-    found = "is a folder" if path.is_dir() else "does not exist"
-    named = f"or one of the profiles {', '.join(profile_names())}"
-    raise MeeError(f"{path} {found}: give the file of a profile, {named}.")
 
 
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
@@ -585,13 +556,33 @@ def fetched_folder() -> str | None:
     return str(FETCHED) if FETCHED.is_dir() else None
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would keep the last; names a value that is none."""
+
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)  # as it is written, before mappings are merged
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                line = node.start_mark.line + 1
+                raise MeeError(f'the key "{key}" is there twice, line {line} on.')
+        return node
+
+    def construct_object(self, node, deep=False):
+        try:
+            return super().construct_object(node, deep)
+        except Exception as error:  # what int, float and date raise, and KeyError for a bool
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            said = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]} that YAML can read"
+            line = node.start_mark.line + 1
+            raise MeeError(f"line {line}: {said}; put a text in quotes.") from error
+
+
 def _read_mapping(path: Path) -> dict:
-    """What a file holds, as `yaml.safe_load` reads it; a mistake is one line with the file and the key."""
+    """What a file holds, as `yaml.safe_load` reads it; a mistake is one line with the file and the place."""
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
-        document = loader.get_single_node()
-        _check_node(loader, document, "", set())
-        content = loader.construct_document(document) if document else None
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
     except RecursionError as error:
         raise MeeError(f"{path} has lists or mappings nested too deeply to be a profile.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -604,56 +595,21 @@ def _read_mapping(path: Path) -> dict:
     return content
 
 
-def _check_node(loader: yaml.SafeLoader, node: yaml.Node | None, where: str, seen: set[yaml.Node]) -> None:
-    """Refuses values that YAML can make nothing of, and keys twice, of which it would keep the last.
-
-    Nodes are what a file holds before mappings are merged; of an alias there is one that was `seen` before.
-    """
-    if node is None or node in seen:
-        return
-    seen.add(node)
-    if isinstance(node, yaml.ScalarNode):
-        _check_scalar(loader, node, where)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            _check_node(loader, value, f"{where[:-2]}.{number}: ", seen)
-    else:
-        keys = [key.value for key, _ in node.value]
-        for key, value in node.value:
-            if keys.count(key.value) > 1:
-                twice = f'the key "{key.value}" is there twice, line {node.start_mark.line + 1} on'
-                raise MeeError(f"{where}{twice}.")
-            if key.tag not in SPECIAL:
-                _check_node(loader, key, where, seen)
-            _check_node(loader, value, f"{where[:-2]}.{key.value}: ".removeprefix("."), seen)
-
-
-def _check_scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode, where: str) -> None:
-    try:
-        loader.construct_object(node)
-    except Exception as error:  # what int, float and date raise, and KeyError for a bool
-        said = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]} that YAML can read"
-        raise MeeError(f"{where}{said}; put a text in quotes.") from error
-
-
 def _check_name(name: str, path: Path) -> None:
     """Models and results are kept below a profile's name, so no file may take the name of another."""
-    real = path.resolve()
     if path.parent.resolve() == FOLDER.resolve() and name != path.stem:
         raise MeeError(f'{path} calls itself "{name}": its name must be "{path.stem}".')
-    for taken in profile_names():
-        # compared without case, as file systems of macOS do
-        if name.casefold() == taken.casefold() and real != (FOLDER / f"{taken}.yaml").resolve():
-            belongs = f"the name and the results of {FOLDER / taken}.yaml"
-            raise MeeError(f'{path} calls itself "{name}", {belongs}: give it another name.')
-    if name.casefold() in RESERVED:
-        raise MeeError(f'{path} calls itself "{name}", a folder of other results: give it another name.')
+    # compared without case, as file systems of macOS do
+    files = {taken.casefold(): FOLDER / f"{taken}.yaml" for taken in profile_names()}
+    owner = files.get(name.casefold(), path)
+    if name.casefold() in RESERVED or owner.resolve() != path.resolve():
+        raise MeeError(f'{path} calls itself "{name}", as other results are called: give it another name.')
 
 
 def first_mistake(error: pydantic.ValidationError) -> str:
     """The place of the first mistake, and what pydantic says of it."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", *KINDS_OF_MODELS))
+    where = ".".join(part for part in map(str, first["loc"]) if not part.startswith("["))
     said = first["msg"].removeprefix("Value error, ").removesuffix(".")
     if first["type"] not in ("missing", "value_error"):
         said += f" (it is {one_line(repr(first['input']), 60)})"

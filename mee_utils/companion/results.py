@@ -23,7 +23,7 @@ import pandas as pd
 from ..analysis.statistics import without_draws
 from ..common.errors import MeeError
 from ..common.files import ROOT, build_root, complete_file, read_json
-from . import figures
+from . import figures, notebook_files
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
 from .folders import locked, own_folder
 from .parameters import injected_parameters
@@ -40,6 +40,13 @@ READ: dict[str, str] = {}  # stored results that the run that began last has rea
 def output_root() -> Path:
     """The folder of all results: `figures` beside the package, or what the variable MEE_OUTPUT names."""
     return Path(os.environ.get("MEE_OUTPUT") or ROOT / "figures")
+
+
+def executed_path(profile: str, notebook: str) -> Path:
+    """Where an executed notebook is kept: beside its source (`small`), or with its results."""
+    if profile == "small" and not os.environ.get("MEE_OUTPUT"):
+        return notebook_files.SOURCES / f"{notebook}.ipynb"
+    return output_root() / profile / f"{notebook}.ipynb"
 
 
 def trial_folder(profile: str, notebook: str, parameters: dict) -> Path:
@@ -78,11 +85,10 @@ class Run:
     """
 
     def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
-        trial = trial_folder(profile, notebook, parameters | injected_parameters())
         running, _, staged_results = os.environ.get(STAGED, "").partition("=")
-        if folder is None:
-            folder = Path(staged_results) if running == notebook else trial
-        self.folder = folder
+        if folder is None and running == notebook:
+            folder = Path(staged_results)
+        self.folder = folder or trial_folder(profile, notebook, parameters | injected_parameters())
         self.notebook = notebook
         self.profile = profile
         self.parameters = dict(parameters)
@@ -93,14 +99,23 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Writes a table without bootstrap draws as CSV, with its digest line; returns it rounded."""
+        """Writes a table without bootstrap draws as CSV; returns it rounded.
+
+        Leaves a line that identifies it: "t: 48 rows x 6 columns, 0.0312 to 1.0000, sha256 1f2e3d4c".
+        """
         rounded = round_table(table)
         written = without_draws(rounded)
         if "threshold" in table and table.threshold.dtype.kind == "f":
             written = written.assign(threshold=rounded.threshold.map(level_text, na_action="ignore"))
         text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
         self._write(f"{_checked(name)}.csv", text.encode())
-        note_digest(digest_line(name, written, text))
+        numbers = written.select_dtypes("float")
+        span = ""
+        if numbers.size:
+            span = f"{numbers.min().min():.{DECIMALS}f} to {numbers.max().max():.{DECIMALS}f}, "
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        size = f"{len(written)} rows x {len(written.columns)} columns"
+        note_digest(f"{name}: {size}, {span}sha256 {digest}")
         return rounded
 
     def save_figure(self, figure, name: str, drawn: pd.DataFrame, with_legend: bool = True) -> None:
@@ -189,16 +204,6 @@ def round_table(table: pd.DataFrame) -> pd.DataFrame:
 def level_text(level: float) -> str:
     """A threshold as text, with at least `DECIMALS` decimals: "0.9000", "0.999983"."""
     return max(f"{level:.{DECIMALS}f}", f"{level:.10g}", key=len)
-
-
-def digest_line(name: str, table: pd.DataFrame, text: str) -> str:
-    """ "figure_1: 48 rows x 6 columns, 0.0312 to 1.0000, sha256 1f2e3d4c": what identifies a table."""
-    numbers = table.select_dtypes("float")
-    span = ""
-    if numbers.size:
-        span = f"{numbers.min().min():.{DECIMALS}f} to {numbers.max().max():.{DECIMALS}f}, "
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{name}: {len(table)} rows x {len(table.columns)} columns, {span}sha256 {digest}"
 
 
 def note_digest(line: str) -> None:

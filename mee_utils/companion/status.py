@@ -39,36 +39,14 @@ def _state(profile: Profile, name: str) -> str:
     changes = freshness.stored_result_changes(profile, name)
     if changes is None:
         return "missing"
-    if name in KEPT_WHATEVER_THE_CODE:
-        if changes and all(change.startswith(CODE) for change in changes):
+    if changes:
+        if name in KEPT_WHATEVER_THE_CODE and all(change.startswith(CODE) for change in changes):
             return f"code has changed since (kept; {KEPT_WHATEVER_THE_CODE[name]})"
-        return _stale_or(changes, "fresh")
-    record = freshness.record_path(profile, "notebook", name)
-    settings = _changed_settings(profile, name, record)
-    if settings is None:
-        return _stale_or(changes, "fresh by its manifest (no record in build: make reproduce runs it)")
-    return _stale_or(changes + settings, "fresh")
-
-
-def _changed_settings(profile: Profile, name: str, record: Path) -> list[str] | None:
-    """Changed sources of a notebook that are in its record but not in its manifest; None without a record.
-
-    Without the DATA folder, a corpus in it is not compared.
-    """
-    changes = freshness.changes_since_record(record, freshness.notebook_digests(profile, name))
-    if changes is None:
-        return None
-    tasks = [*profile.corpora, *profile.away]
-    unseen = {f"corpus {task}" for task in tasks if not profile.has_data(task)}
-    return [change for change in changes if change not in unseen]
-
-
-def _stale_or(changes: list[str], fresh: str) -> str:
-    """The state that changes make, at most `NAMED` of them by name; `fresh` if there are none."""
-    if not changes:
-        return fresh
-    others = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
-    return f"stale, changed since: {', '.join(changes[:NAMED])}{others}"
+        others = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
+        return f"stale, changed since: {', '.join(changes[:NAMED])}{others}"
+    if name in KEPT_WHATEVER_THE_CODE or freshness.record_path(profile, "notebook", name).exists():
+        return "fresh"
+    return "fresh by its manifest (no record in build: make reproduce runs it)"
 
 
 def lines(profile: Profile) -> Iterator[str]:
