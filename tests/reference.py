@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
 from mee_utils.decoding.generation import bind_policy
-from mee_utils.decoding.inputs import batches_by_length, decode_batch
+from mee_utils.decoding.inputs import batches_by_length, decode_batch, input_ids
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.models.costs import DecoderSizes
 
@@ -33,7 +33,7 @@ def greedy(model, inputs, max_new_tokens=64, batch_size=32):
     )
     network.generation_config = settings
     outputs = [None] * len(inputs)
-    for chosen, batch in batches_by_length(model, inputs, batch_size):
+    for chosen, batch in batches_by_length(model, input_ids(model.tokenizer, inputs), batch_size):
         for index, row in zip(chosen, network.generate(**batch)[:, 1:].tolist(), strict=True):
             first = next((place for place, token in enumerate(row) if token in ends), len(row))
             outputs[index] = row[: first + 1]

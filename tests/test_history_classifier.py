@@ -18,6 +18,7 @@ from mee_utils.companion.catalogue import RULES
 from mee_utils.companion.learned_from import ALL, choices_of_features
 from mee_utils.companion.profiles import Corpus, load_profile
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
+from mee_utils.decoding.inputs import input_ids
 from mee_utils.decoding.token import LayerState, on_host, states_by_layer
 from mee_utils.exits.classifiers import load_classifier, new_classifier, save_classifier
 from mee_utils.exits.history_classifier import FEATURES
@@ -137,7 +138,9 @@ def test_a_plan_of_drafts_sees_the_same_numbers(traced):
     """Of inputs in another order, in batches of different lengths."""
     model, full_trace = traced
     policy = ExitPolicy(untrained(), **PRUNED)
-    batches = encode_batches(model, INPUTS, np.arange(len(INPUTS))[::-1], batch_size=2)
+    batches = encode_batches(
+        model, input_ids(model.tokenizer, INPUTS), np.arange(len(INPUTS))[::-1], batch_size=2
+    )
     planned = replay_states(model, full_depth_states(model, batches, LENGTH), policy)
     replayed = replay_policy(full_trace, policy, model)
     assert np.allclose(planned.confidences, replayed.confidences, atol=1e-5)

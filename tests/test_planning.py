@@ -15,6 +15,7 @@ from test_verify import POLICIES, agreeing, classifier, forced, policy_for, righ
 import mee_utils
 from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, plan_drafts, replay_drafts, trace
 from mee_utils.decoding import generation, planning
+from mee_utils.decoding.inputs import input_ids
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.rounds import rounds_of
 from mee_utils.exits.classifiers import SIZED, new_classifier
@@ -37,7 +38,8 @@ def traced(request, tokenizer, tmp_path_factory):
 
 
 def states_of(model, batch_size=3, inputs=INPUTS):
-    batches = planning.encode_batches(model, inputs, batch_size=batch_size)
+    ids = input_ids(model.tokenizer, inputs)
+    batches = planning.encode_batches(model, ids, batch_size=batch_size)
     return planning.full_depth_states(model, batches, LENGTH)
 
 
@@ -500,7 +502,7 @@ def test_wrong_options_are_refused_before_anything_is_planned(planned, options, 
     if error is None:
         assert generate(model, INPUTS, **options, max_new_tokens=LENGTH).token_ids == full
         return
-    monkeypatch.setattr(generation, "plan_drafts", lambda *_, **__: pytest.fail("planned"))
+    monkeypatch.setattr(generation, "make_plan", lambda *_, **__: pytest.fail("planned"))
     with pytest.raises(error, match=message):
         generate(model, INPUTS, **{"policy": VERIFIED} | options)
 

@@ -14,7 +14,7 @@ from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.comparison import decode
 from mee_utils.companion import published_bugs as bugs
 from mee_utils.companion.statements import BUGS
-from mee_utils.decoding.inputs import batches_by_length
+from mee_utils.decoding.inputs import batches_by_length, input_ids
 from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.exits.measures import RisingTop1, SoftmaxMargin
 from mee_utils.exits.thresholds import AdaptiveThreshold, Threshold
@@ -97,7 +97,9 @@ def test_once_a_batch_has_left_at_a_layer_it_never_gets_beyond_it(
     found = generate(
         eight, INPUTS, bugs.collapsing(policy, LENGTH), max_new_tokens=LENGTH, batch_size=batch_size
     )
-    batches = [chosen for chosen, _ in batches_by_length(eight, INPUTS, batch_size)]
+    batches = [
+        chosen for chosen, _ in batches_by_length(eight, input_ids(eight.tokenizer, INPUTS), batch_size)
+    ]
     exits = [layers.tolist() for layers in found.exit_layers]
     assert exits == collapsed(planned, [len(layers) for layers in exits], batches)
     assert exits != [planned[i][: len(layers)].tolist() for i, layers in enumerate(exits)], (
@@ -115,7 +117,7 @@ def test_once_a_batch_has_left_at_a_layer_it_never_gets_beyond_it(
 
 def test_a_batch_that_leaves_together_is_cut_off_there_and_the_next_batch_begins_anew(eight):
     """The first of two batches exits at layer 3 at its third token and would run all layers but for that."""
-    batches = [chosen for chosen, _ in batches_by_length(eight, INPUTS, 4)]
+    batches = [chosen for chosen, _ in batches_by_length(eight, input_ids(eight.tokenizer, INPUTS), 4)]
     planned = np.full((len(INPUTS), LENGTH), LAYERS)
     planned[batches[0], 2] = 3
     policy = ExitPolicy(Planned(planned), threshold=0.5)
@@ -307,7 +309,9 @@ def test_without_its_mass_contrast_is_the_public_form_of_notebook_04(eight, trac
         (layers == LAYERS).all()
         for layers in generate(eight, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1).exit_layers
     )
-    order = [i for chosen, _ in batches_by_length(eight, INPUTS, 1) for i in chosen]
+    order = [
+        i for chosen, _ in batches_by_length(eight, input_ids(eight.tokenizer, INPUTS), 1) for i in chosen
+    ]
     margin = replay_policy(traced, ExitPolicy(threshold=1.0, min_layer=3), eight)
     expected = contrasting.without_mass(margin, eight).confidences
     expected = np.concatenate([expected[traced.sequence == i] for i in order])

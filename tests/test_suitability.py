@@ -21,6 +21,7 @@ from mee_utils.common.files import check_writable
 from mee_utils.companion import suitability_page
 from mee_utils.companion.cli import main
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
+from mee_utils.decoding.inputs import input_ids
 from mee_utils.traces.replay import replay_policy
 
 PROMPTS = [*INPUTS, "two houses", "the man and his dog", "red"]
@@ -134,7 +135,7 @@ def test_settled_tokens_grow_with_the_layer_up_to_all(result, model):
 )
 def test_a_trace_is_planned_as_decoding_is(model, traced, policy):
     """The same confidences, tokens and counted logits, decision for decision."""
-    states = full_depth_states(model, encode_batches(model, PROMPTS), LENGTH)
+    states = full_depth_states(model, encode_batches(model, input_ids(model.tokenizer, PROMPTS)), LENGTH)
     decoded = replay_states(model, states, policy)
     planned = module._as_planned(replay_policy(traced, policy, model))
     assert np.array_equal(planned.readout_rows, decoded.readout_rows)

@@ -19,8 +19,7 @@ from ..models.checkpoints import FAMILIES, recorded_exit_layer
 from ..models.loading import Model
 from .generation import bind_policy
 from .inputs import OTHER_SEARCHES, decode_batch
-from .layerwise import checked_start, decoder_of, end_ids
-from .outputs import Output
+from .layerwise import check_id, decoder_of, end_ids
 
 STOPPED_BY = (MaxLengthCriteria, EosTokenCriteria)  # what `model.generate` always adds
 NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -69,14 +68,17 @@ def decode_with_exits(
 
     Raises `MeeError` for another family, a model in training mode, and settings that exits do not follow.
     """
-    _check_network(model)
+    _check_model_and_policy(model, exit_policy)
     _check_settings(generation_config, logits_processor, stopping_criteria)
-    _check_policy(exit_policy)
-    _check_prompt(input_ids, inputs_tensor)
-    _check_prefix(prepared)
+    _check_prompt(input_ids, inputs_tensor, prepared)
     decoder = decoder_of(model)
-    start = checked_start(int(input_ids[0, 0]), decoder.config.vocab_size)
-    longest, ends = _stops(stopping_criteria)
+    start = int(input_ids[0, 0])
+    check_id("decoder_start_token_id", start, start, decoder.config.vocab_size)
+    # criteria of the call have already taken the place of those that `transformers` makes of the settings;
+    # there is always one of length, start id included: without one it takes 20
+    longest = min(each.max_length for each in stopping_criteria if isinstance(each, MaxLengthCriteria))
+    of_end = [each.eos_token_id for each in stopping_criteria if isinstance(each, EosTokenCriteria)]
+    ends = [token for ids in of_end for token in ids.flatten().tolist()]
     folder = Path(model.name_or_path) if model.name_or_path else None  # a network may come from no folder
     wrapped = Model(model, None, model.name_or_path, recorded_exit_layer(folder))
     bound = bind_policy(exit_policy, decoder, wrapped.min_exit_layer)
@@ -84,7 +86,11 @@ def decode_with_exits(
     mask = prepared.get("attention_mask")
     if mask is None:
         mask = torch.ones_like(inputs_tensor)
-    _check_mask(mask, inputs_tensor)
+    if mask.shape != inputs_tensor.shape:
+        shapes = f"attention_mask is {list(mask.shape)}, and the inputs are {list(inputs_tensor.shape)}"
+        raise MeeError(f"{shapes}: give a mask of the same shape.")
+    if not mask.bool().any(dim=-1).all():
+        raise MeeError("attention_mask hides all tokens of an input: leave that input out.")
     outputs = decode_batch(
         decoder,
         {"input_ids": inputs_tensor.to(wrapped.device), "attention_mask": mask.to(wrapped.device)},
@@ -94,36 +100,15 @@ def decode_with_exits(
         encoded=prepared["encoder_outputs"][0],
         start_and_ends=(start, end_ids(ends or None, decoder.config.vocab_size)),
     )
-    return _as_transformers(outputs, input_ids, generation_config)
-
-
-def _stops(criteria: Sequence) -> tuple[int, list[int]]:
-    """The longest output, start id included, and the ids that end one: what stops greedy search.
-
-    Criteria of the call have already taken the place of those that `transformers` makes of the settings.
-    """
-    # `transformers` always has one: without a length it takes 20
-    longest = min(criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria))
-    ends: list[int] = []
-    for criterion in criteria:
-        if isinstance(criterion, EosTokenCriteria):
-            ends += criterion.eos_token_id.flatten().tolist()
-    return longest, ends
-
-
-def _as_transformers(
-    outputs: list[Output], start: Tensor, generation_config: GenerationConfig
-) -> Tensor | ExitOutput:
-    """The outputs as tensors that are padded like those of `model.generate`."""
     # as `transformers` has prepared it for this call: the end id where a model has no id for padding
     prepared_id = getattr(generation_config, "_pad_token_tensor", None)
     padding = 0 if prepared_id is None else int(prepared_id)
-    tokens = _padded([output.token_ids for output in outputs], padding).to(start.device)
-    sequences = torch.cat([start, tokens], dim=1)
+    tokens = _padded([output.token_ids for output in outputs], padding).to(input_ids.device)
+    sequences = torch.cat([input_ids, tokens], dim=1)
     if not generation_config.return_dict_in_generate:
         return sequences
     exit_layers = _padded([output.exit_layers.tolist() for output in outputs], 0)
-    return ExitOutput(sequences=sequences, exit_layers=exit_layers.to(start.device))
+    return ExitOutput(sequences=sequences, exit_layers=exit_layers.to(input_ids.device))
 
 
 def _padded(rows: list[list[int]], filler: int) -> Tensor:
@@ -132,21 +117,19 @@ def _padded(rows: list[list[int]], filler: int) -> Tensor:
     return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
 
 
-def _check_mask(mask: Tensor, input_ids: Tensor) -> None:
-    """Refuses a mask of another shape than the inputs, and inputs of which nothing is read."""
-    if mask.shape != input_ids.shape:
-        shapes = f"attention_mask is {list(mask.shape)}, and the inputs are {list(input_ids.shape)}"
-        raise MeeError(f"{shapes}: give a mask of the same shape.")
-    if not mask.bool().any(dim=-1).all():
-        raise MeeError("attention_mask hides all tokens of an input: leave that input out.")
-
-
-def _check_network(model: nn.Module) -> None:
+def _check_model_and_policy(model: nn.Module, policy: object) -> None:
     family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if family not in FAMILIES:
         raise MeeError(f'The model is a "{family}": exits decode the T5 family ({", ".join(FAMILIES)}).')
     if model.training:
         raise MeeError("The model is in training mode, in which dropout is on: call model.eval() first.")
+    if policy is not None and not isinstance(policy, ExitPolicy):
+        raise MeeError(f"exit_policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
+    if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":
+        raise MeeError(
+            "exit_policy verifies and names no max_draft: give one, such as max_draft=8, or "
+            "plan_drafts(load_model(...), texts, policy).policy."
+        )
 
 
 def _check_settings(settings: GenerationConfig, processors: Sequence, criteria: Sequence) -> None:
@@ -168,25 +151,12 @@ def _check_settings(settings: GenerationConfig, processors: Sequence, criteria: 
         raise MeeError(f"Exits decode greedily and follow no {', '.join(refused)}: leave it out of generate.")
 
 
-def _check_policy(policy: object) -> None:
-    if policy is not None and not isinstance(policy, ExitPolicy):
-        raise MeeError(f"exit_policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
-    if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":
-        raise MeeError(
-            "exit_policy verifies and names no max_draft: give one, such as max_draft=8, or "
-            "plan_drafts(load_model(...), texts, policy).policy."
-        )
-
-
-def _check_prompt(input_ids: Tensor, inputs_tensor: Tensor) -> None:
+def _check_prompt(input_ids: Tensor, inputs_tensor: Tensor, prepared: dict) -> None:
+    """Refuses embeddings as inputs, and outputs that have begun."""
     if inputs_tensor.ndim != 2 or inputs_tensor.is_floating_point():
         raise MeeError("Exits decode input_ids: inputs_embeds are not supported.")
     if input_ids.shape[1] != 1 or len(set(input_ids[:, 0].tolist())) != 1:
         raise MeeError("Exits decode outputs from their start: leave decoder_input_ids out.")
-
-
-def _check_prefix(prepared: dict) -> None:
-    """Refuses a cache that holds tokens already, and a mask of such."""
     cache = prepared.get("past_key_values")
     parts = [getattr(cache, part, cache) for part in ("self_attention_cache", "cross_attention_cache")]
     if cache is not None and any(part.get_seq_length() for part in parts):

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
-from .inputs import batches_by_length, decode_batch
+from .inputs import EncoderCache, batches_by_length, decode_batch
 from .layerwise import LayerwiseDecoder, decoder_of, on_host, source_ids_of
 from .token import ExitState, Step, confidence_of, states_by_layer
 
@@ -55,16 +55,20 @@ class FullDepthStates(NamedTuple):
     states: list[Tensor]  # the embedding, then those after layers 1 to L - 1: [token, d_model] each
 
 
+@torch.inference_mode()
 def encode_batches(
-    model: Model, texts: list[str], indices: np.ndarray | None = None, batch_size: int = 8
+    model: Model,
+    ids: list[list[int]],
+    indices: np.ndarray | None = None,
+    batch_size: int = 8,
+    encodings: EncoderCache | None = None,
 ) -> list[Batch]:
-    """The inputs with these indices (by default all) in batches, encoded."""
+    """The tokenized inputs with these indices (by default all) in batches, encoded."""
     decoder = decoder_of(model.network)
-    indices = np.arange(len(texts)) if indices is None else indices
+    indices = np.arange(len(ids)) if indices is None else indices
     batches = []
-    for rows, tokens in batches_by_length(model, [texts[index] for index in indices], batch_size):
-        with torch.inference_mode():
-            encoded = decoder.encode(tokens)
+    for rows, tokens in batches_by_length(model, [ids[index] for index in indices], batch_size):
+        encoded = encodings.states(decoder, tokens) if encodings else decoder.encode(tokens)
         batches.append(Batch(indices[rows], tokens, encoded))
     return batches
 
@@ -127,13 +131,6 @@ class Replay(NamedTuple):
     confidences: np.ndarray
     token_ids: np.ndarray  # predicted there
     readout_rows: np.ndarray  # rows of the LM head multiplied for this decision
-
-    def at_layers(self, bound: BoundPolicy) -> "Replay":
-        """The same with some of its decisions left out."""
-        columns = np.searchsorted(self.bound.decision_layers, bound.decision_layers)
-        return Replay(
-            bound, self.confidences[:, columns], self.token_ids[:, columns], self.readout_rows[:, columns]
-        )
 
 
 @torch.inference_mode()

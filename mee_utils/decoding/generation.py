@@ -15,19 +15,10 @@ from ..common.html import Markup, shaded, table
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from .inputs import (
-    EncoderCache,
-    batches_by_length,
-    check_inputs,
-    check_lengths,
-    check_model,
-    check_search_settings,
-    decode_batch,
-    detokenize,
-)
+from .inputs import EncoderCache, batches_by_length, decode_batch, detokenize, read_inputs
 from .layerwise import LayerwiseDecoder, decoder_of
 from .outputs import Drafts, Output
-from .planning import plan_drafts
+from .planning import make_plan
 
 
 @dataclass(repr=False)
@@ -126,29 +117,23 @@ def generate(
     fit the model, generation settings as above, start or end ids that the model does not have, and states
     that are not finite.
     """
-    _check_types(model, policy, encodings)
-    texts = check_inputs(inputs)
+    if policy is not None and not isinstance(policy, ExitPolicy):
+        raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
+    if encodings is not None and not isinstance(encodings, EncoderCache):
+        raise MeeError(f"encodings={shown(encodings)}: give an EncoderCache().")
     max_new_tokens = check_whole("max_new_tokens", max_new_tokens)
     batch_size = check_whole("batch_size", batch_size)
-    check_search_settings(model)
+    texts, ids = read_inputs(model, inputs, max_source_tokens)
     decoder = decoder_of(model.network)
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
-    lengths = check_lengths(model, texts, max_source_tokens)
     if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":
-        plan = plan_drafts(
-            model,
-            texts,
-            policy,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-            max_source_tokens=max_source_tokens,
-        )
+        plan = make_plan(model, texts, ids, [policy], max_new_tokens, batch_size, encodings)
         bound = bind_policy(plan.policy, decoder, model.min_exit_layer)
     outputs: dict[int, Output] = {}
     seconds = 0.0
     bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
-    for chosen, batch in batches_by_length(model, texts, batch_size):
+    for chosen, batch in batches_by_length(model, ids, batch_size):
         encoded = encodings.states(decoder, batch) if encodings else None
         started = time.perf_counter()
         decoded = decode_batch(decoder, batch, bound, max_new_tokens, np.array(chosen), encoded)
@@ -157,16 +142,7 @@ def generate(
         bar.update(len(chosen))
     bar.close()
     in_order = [outputs[index] for index in range(len(texts))]
-    return _generation(model, bound, in_order, lengths, seconds)
-
-
-def _check_types(model: object, policy: object, encodings: object) -> None:
-    """Raises `MeeError` for arguments of `generate` that are something else."""
-    check_model(model)
-    if policy is not None and not isinstance(policy, ExitPolicy):
-        raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
-    if encodings is not None and not isinstance(encodings, EncoderCache):
-        raise MeeError(f"encodings={shown(encodings)}: give an EncoderCache().")
+    return _generation(model, bound, in_order, list(map(len, ids)), seconds)
 
 
 def _generation(

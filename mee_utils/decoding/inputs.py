@@ -116,21 +116,12 @@ OTHER_SEARCHES = (
 KEPT = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "use_cache")
 
 
-def check_search_settings(model: Model) -> None:
-    """Raises `MeeError` if settings stored with a model change greedy search, which nothing here follows.
+def changed_search_settings(network: nn.Module) -> list[str]:
+    """The settings stored with a network that change greedy search, each as "name=value".
 
     Beams, sampling and lengths (`num_beams`, `do_sample`, `max_length`) are another search, not another
     greedy search: they are passed over.
     """
-    changed = changed_search_settings(model.network)
-    if changed:
-        settings = f"The generation_config of {model.name} changes greedy search ({', '.join(changed)})"
-        advice = "clear it for plain greedy search: model.network.generation_config.NAME = None"
-        raise MeeError(f"{settings}, which is not supported here; {advice}.")
-
-
-def changed_search_settings(network: nn.Module) -> list[str]:
-    """The settings stored with a network that change greedy search, each as "name=value"."""
     changed = []
     for name, neutral in SEARCH_SETTINGS.items():
         value = getattr(network.generation_config, name, None)
@@ -159,26 +150,36 @@ def input_ids(tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer(list(texts), verbose=False).input_ids
 
 
-def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> list[int]:
-    """Token counts of the inputs, end token included.
+def read_inputs(
+    model: object, inputs: Sequence[str], longest: int | None
+) -> tuple[list[str], list[list[int]]]:
+    """The texts that are to be decoded and their ids, `[text][token]`; checks them and the model.
 
     `longest` is the most tokens of an input; None: the tokenizer's limit, or `LONGEST` where it has none.
-    Raises `MeeError` that names the input that is longer.
+    Raises `MeeError` for a model that cannot be decoded, inputs that are no texts or too long, and settings
+    stored with the model that change greedy search, which nothing here follows.
     """
+    check_model(model)
+    texts = check_inputs(inputs)
+    if changed := changed_search_settings(model.network):
+        settings = f"The generation_config of {model.name} changes greedy search ({', '.join(changed)})"
+        advice = "clear it for plain greedy search: model.network.generation_config.NAME = None"
+        raise MeeError(f"{settings}, which is not supported here; {advice}.")
     limit = model.tokenizer.model_max_length if longest is None else check_whole("max_source_tokens", longest)
     if longest is None and limit >= UNLIMITED:
         limit = LONGEST
-    lengths = [len(ids) for ids in input_ids(model.tokenizer, texts)]
-    for number, length in enumerate(lengths):
-        if length > limit:
-            many = f"Input {number} has {length} tokens, more than {limit}"
+    ids = input_ids(model.tokenizer, texts)
+    for number, row in enumerate(ids):
+        if len(row) > limit:
+            many = f"Input {number} has {len(row)} tokens, more than {limit}"
             raise MeeError(f"{many}: shorten it, or raise max_source_tokens.")
-    return lengths
+    return texts, ids
 
 
-def batches_by_length(model: Model, inputs: Sequence[str], batch_size: int) -> Iterator[tuple[list, dict]]:
-    """Yields (indices, encoded batch), long inputs first; see `indices_by_length`."""
-    ids = input_ids(model.tokenizer, inputs)
+def batches_by_length(
+    model: Model, ids: Sequence[Sequence[int]], batch_size: int
+) -> Iterator[tuple[list, dict]]:
+    """Yields (indices, padded batch) of tokenized inputs, long ones first; see `indices_by_length`."""
     for chosen in indices_by_length(ids, batch_size):
         padded = model.tokenizer.pad({"input_ids": [ids[index] for index in chosen]}, return_tensors="pt")
         yield chosen, dict(padded.to(model.network.device))
@@ -209,14 +210,12 @@ def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
         raise MeeError(f"model={shown(model)}: give what load_model returns, which has a tokenizer.")
     if not isinstance(outputs, Iterable):
         raise MeeError(f"outputs={shown(outputs)}: give a list of lists of token ids.")
-    listed = [_listed_ids(number, ids) for number, ids in enumerate(outputs)]
+    listed = []
+    for number, ids in enumerate(outputs):
+        if isinstance(ids, str) or not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
+            raise MeeError(f"Output {number} is {shown(ids)}: give a list of token ids for each output.")
+        listed.append(list(ids))
     return model.tokenizer.batch_decode(listed, skip_special_tokens=True)
-
-
-def _listed_ids(number: int, ids: object) -> list[int]:
-    if isinstance(ids, str) or not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
-        raise MeeError(f"Output {number} is {shown(ids)}: give a list of token ids for each output.")
-    return list(ids)
 
 
 class EncoderCache:

@@ -39,6 +39,7 @@ NARROW = 256  # d_model; below, a model is narrow
 GATHER_BELOW = 0.25  # with a smaller share of rows active, keys and values are gathered instead of masked
 FIRST_CAPACITY = 128  # positions that there is room for at first; it doubles when they are full
 PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (measured on three shapes)
+PACKABLE = (torch.float32, torch.bfloat16)
 ROWS_HINT = 16  # oneDNN's layout for this many rows is the fastest at 1 and at 32 too
 
 
@@ -54,7 +55,10 @@ class Linear:
 
     def __init__(self, weight: Tensor):
         self.weight = weight.detach()
-        self.packed = _can_be_packed(weight)
+        on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self.packed = on_cpu and weight.numel() >= PACKED_FROM and weight.dtype in PACKABLE
+        if self.packed and weight.dtype == torch.bfloat16:  # not every processor can
+            self.packed = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
         else:
@@ -73,16 +77,6 @@ class Linear:
         if self.packed:
             return residual + self(rows)
         return torch.addmm(residual, rows, self.transposed)
-
-
-def _can_be_packed(weight: Tensor) -> bool:
-    """Whether a weight is large enough to be packed, and of a kind that this processor can."""
-    on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    if weight.numel() < PACKED_FROM or not on_cpu:
-        return False
-    if weight.dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32
 
 
 class Norm:
@@ -412,12 +406,14 @@ class LayerwiseDecoder:
 
         Tokens that wait below the layer get keys and values of their exit states ("copy").
         """
-        first = rows.first_waiting(layer)
+        first = rows.first_waiting(layer)  # [row], or None
         if first is None:
             x = self.run_pass(layer, x, rows)
         else:
-            query = self._copy_waiting(layer, x, rows, first)
-            x = self._attend_and_feed(layer, x, query, rows)
+            # as one row alone always does
+            same = rows.is_whole_batch and (first == first[0]).all()
+            copy = self._copy_block if same else self._copy_scattered
+            x = self._attend_and_feed(layer, x, copy(layer, x, rows, first), rows)
         rows.cache.filled[layer - 1, rows.slots] = rows.key_count
         return x
 
@@ -442,18 +438,13 @@ class LayerwiseDecoder:
             cache.cross_keys_values[layer - 1] = shaped.permute(2, 0, 3, 1, 4).contiguous()
         return cache.self_keys_values[layer - 1]
 
-    def _copy_waiting(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
+    def _copy_block(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
         """Stores keys and values of the present token and of those that wait, from `first` `[row]` on.
 
-        Returns the query of the present token, `[rows, head, d_kv]`.
+        In all rows the same tokens wait: keys and values are a block. Returns the query of the present token,
+        `[rows, head, d_kv]`.
         """
         begin = int(first[0])
-        if rows.is_whole_batch and (first == begin).all():  # as one row alone always does
-            return self._copy_block(layer, x, rows, begin)
-        return self._copy_scattered(layer, x, rows, first)
-
-    def _copy_block(self, layer: int, x: Tensor, rows: Rows, begin: int) -> Tensor:
-        """In all rows the same tokens wait, those from position `begin` on: keys and values are a block."""
         weights = self.weights[layer - 1]
         keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
         position = rows.cache.position
@@ -465,7 +456,7 @@ class LayerwiseDecoder:
         return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
 
     def _copy_scattered(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
-        """In each row other tokens wait, those from position `first` `[row]` on: all in one flat list."""
+        """The same where in each row other tokens wait: all in one flat list."""
         weights = self.weights[layer - 1]
         keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
         position = rows.cache.position
@@ -574,14 +565,8 @@ def start_and_end_ids(network: nn.Module) -> tuple[int, frozenset[int]]:
     else:
         where = "model.network.generation_config.decoder_start_token_id"
         raise MeeError(f"The model has no decoder_start_token_id and no pad_token_id: set {where}.")
-    _check_id(name, start, start, vocabulary)
+    check_id(name, start, start, vocabulary)
     return int(start), end_ids(_setting(network, "eos_token_id"), vocabulary)
-
-
-def checked_start(token: int, vocabulary: int) -> int:
-    """The id that outputs begin after; raises `MeeError` for one that the model does not have."""
-    _check_id("decoder_start_token_id", token, token, vocabulary)
-    return token
 
 
 def end_ids(setting: object, vocabulary: int) -> frozenset[int]:
@@ -593,7 +578,7 @@ def end_ids(setting: object, vocabulary: int) -> frozenset[int]:
         return frozenset()
     ids = list(setting) if isinstance(setting, list | tuple) else [setting]
     for token in ids or [setting]:
-        _check_id("eos_token_id", setting, token, vocabulary)
+        check_id("eos_token_id", setting, token, vocabulary)
     return frozenset(map(int, ids))
 
 
@@ -603,7 +588,7 @@ def _setting(network: nn.Module, name: str):
     return getattr(network.config, name, None) if value is None else value
 
 
-def _check_id(name: str, setting: object, token: object, vocabulary: int) -> None:
+def check_id(name: str, setting: object, token: object, vocabulary: int) -> None:
     """Raises `MeeError` unless a token of a setting is an id of the model."""
     whole = isinstance(token, Integral) and not isinstance(token, bool)
     if not whole or not 0 <= token < vocabulary:

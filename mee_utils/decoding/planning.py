@@ -32,7 +32,7 @@ from .full_depth import (
     full_depth_states,
     replay_states,
 )
-from .inputs import check_inputs, check_lengths, check_model, check_search_settings, decode_batch
+from .inputs import EncoderCache, decode_batch, read_inputs
 from .layerwise import decoder_of
 from .rounds import Rounds, first_exits, rounds_of
 
@@ -92,18 +92,40 @@ def plan_drafts(
     Raises:
         MeeError: as `generate`, and for no policies or one whose exits cannot be verified.
     """
-    started = time.perf_counter()
-    check_model(model)
-    texts = check_inputs(inputs)
-    check_search_settings(model)
-    check_lengths(model, texts, max_source_tokens)
-    check_whole("max_new_tokens", max_new_tokens)
-    batch_size = min(check_whole("batch_size", batch_size), len(texts))
-    policies = _check_policies(policies)
+    max_new_tokens = check_whole("max_new_tokens", max_new_tokens)
+    batch_size = check_whole("batch_size", batch_size)
+    texts, ids = read_inputs(model, inputs, max_source_tokens)
+    if policies is None:
+        policies = default_policies()
+    policies = [policies] if isinstance(policies, ExitPolicy) else list(policies)
+    if not policies:
+        raise MeeError("policies=[]: give at least one ExitPolicy.")
+    for policy in policies:
+        if not isinstance(policy, ExitPolicy):
+            raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...).")
+    policies = [replace(policy, propagation="verify") for policy in policies]
     for policy in policies:
         bind_to_model(model, policy).measure.check_model(model)
+    return make_plan(model, texts, ids, policies, max_new_tokens, batch_size)
+
+
+def make_plan(
+    model: Model,
+    texts: list[str],
+    ids: list[list[int]],
+    policies: list[ExitPolicy],
+    max_new_tokens: int,
+    batch_size: int,
+    encodings: EncoderCache | None = None,
+) -> DraftPlan:
+    """The plan of `plan_drafts`, for inputs that are tokenized and policies that verify, all checked."""
+    started = time.perf_counter()
+    batch_size = min(batch_size, len(texts))
     chosen, others = _choose_inputs(texts, batch_size)
-    states = full_depth_states(model, encode_batches(model, texts, _thin_out(chosen)), max_new_tokens)
+    # a replay need not see a large batch whole: at most so many inputs, at equal distances
+    replayed = chosen[:: -(-len(chosen) // PLANNING_INPUTS)]
+    batches = encode_batches(model, ids, replayed, encodings=encodings)
+    states = full_depth_states(model, batches, max_new_tokens)
     ranked, compared = rank_settings(model, states, policies, max_new_tokens)
     tried = worth_timing(ranked)
     if not tried:
@@ -112,8 +134,8 @@ def plan_drafts(
     clock = partial(_seconds, model, max_new_tokens=max_new_tokens)
     fastest, speedup = find_fastest(
         [setting.policy for setting in tried],
-        trial=partial(clock, encode_batches(model, texts, chosen, batch_size)),
-        confirming=partial(clock, encode_batches(model, texts, others, batch_size)),
+        trial=partial(clock, encode_batches(model, ids, chosen, batch_size, encodings)),
+        confirming=partial(clock, encode_batches(model, ids, others, batch_size, encodings)),
     )
     policy = tried[fastest].policy if speedup >= MIN_SPEEDUP else None
     return DraftPlan(policy, speedup, tried[fastest].expected, compared, time.perf_counter() - started)
@@ -123,18 +145,6 @@ def default_policies() -> list[ExitPolicy]:
     """Policies that need no training."""
     policies = [ExitPolicy(measure, propagation="verify") for measure in DEFAULT_MEASURES]
     return [*policies, ExitPolicy(propagation="verify", pruning="fixed", top_k=DEFAULT_TOP_K)]
-
-
-def _check_policies(policies: ExitPolicy | Sequence[ExitPolicy] | None) -> list[ExitPolicy]:
-    if policies is None:
-        return default_policies()
-    policies = [policies] if isinstance(policies, ExitPolicy) else list(policies)
-    if not policies:
-        raise MeeError("policies=[]: give at least one ExitPolicy.")
-    for policy in policies:
-        if not isinstance(policy, ExitPolicy):
-            raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...).")
-    return [replace(policy, propagation="verify") for policy in policies]
 
 
 def _choose_inputs(texts: list[str], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,11 +166,6 @@ def _choose_inputs(texts: list[str], batch_size: int) -> tuple[np.ndarray, np.nd
         return np.concatenate([order[start : start + batch_size] for start in starts])
 
     return batches_from(first), batches_from(first + every // 2)
-
-
-def _thin_out(indices: np.ndarray) -> np.ndarray:
-    """At most `PLANNING_INPUTS` of them, at equal distances: a replay need not see a large batch whole."""
-    return indices[:: -(-len(indices) // PLANNING_INPUTS)]
 
 
 def rank_settings(
@@ -201,7 +206,8 @@ def _replays_at_layers(model: Model, states: FullDepthStates, policy: ExitPolicy
         if depends_on_exits and bound is not first:
             yield replay_states(model, states, bound.policy)
         else:
-            yield at_all_layers.at_layers(bound)
+            columns = np.searchsorted(first.decision_layers, bound.decision_layers)
+            yield Replay(bound, *(array[:, columns] for array in at_all_layers[1:]))
 
 
 def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
@@ -234,13 +240,20 @@ def best_setting(
         That setting, and how many were compared.
     """
     policy = replay.bound.policy
-    levels = _threshold_levels(replay)
-    policies = [policy] if levels is None else [policy.at_threshold(level) for level in levels]
+    confidences = replay.confidences[np.isfinite(replay.confidences)].clip(*policy.measure.range)
+    policies = [policy]
+    if policy.measure.has_threshold and policy.threshold is None and confidences.size:
+        shares = np.linspace(0, 1, THRESHOLDS_TRIED)
+        levels = np.unique(np.quantile(confidences, shares, method="inverted_cdf")).tolist()
+        policies = [policy.at_threshold(level) for level in levels]
     lengths = np.arange(1, MAX_DRAFT + 1)
     if policy.max_draft != "auto":
         lengths = np.array([policy.max_draft])
-    exits = np.stack([_exits(replay, states, candidate, max_new_tokens) for candidate in policies])
-    exits = exits.repeat(len(lengths), axis=0)  # [setting, token]
+    exits = []  # [setting][token], the index of the decision; the number of decisions: it exits at none
+    for candidate in policies:
+        bound = candidate.bind(replay.bound.layers, replay.bound.vocabulary)
+        exits.append(first_exits(bound, replay.confidences, states.sequence, states.position, max_new_tokens))
+    exits = np.array(exits).repeat(len(lengths), axis=0)  # [setting, token]
     rounds = rounds_of(
         exits,
         same_token=replay.token_ids == states.final_id[:, None],
@@ -254,25 +267,6 @@ def best_setting(
     chosen = policies[best // len(lengths)]
     max_draft = int(lengths[best % len(lengths)])
     return Setting(replace(chosen, max_draft=max_draft), float(expected[best])), len(expected)
-
-
-def _threshold_levels(replay: Replay) -> list[float] | None:
-    """The thresholds to try, quantiles of the confidences; None where the policy names one or needs none."""
-    policy = replay.bound.policy
-    confidences = replay.confidences[np.isfinite(replay.confidences)].clip(*policy.measure.range)
-    if not policy.measure.has_threshold or policy.threshold is not None or not confidences.size:
-        return None
-    shares = np.linspace(0, 1, THRESHOLDS_TRIED)
-    return np.unique(np.quantile(confidences, shares, method="inverted_cdf")).tolist()
-
-
-def _exits(replay: Replay, states: Tokens, policy: ExitPolicy, max_new_tokens: int) -> np.ndarray:
-    """`[token]`, the index of the decision at which each token exits.
-
-    It is equal to the number of decisions if the token exits at none.
-    """
-    bound = policy.bind(replay.bound.layers, replay.bound.vocabulary)
-    return first_exits(bound, replay.confidences, states.sequence, states.position, max_new_tokens)
 
 
 def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes) -> np.ndarray:
@@ -300,31 +294,23 @@ def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: Deco
         rounds: what `rounds_of` made of them.
         sizes: of the decoder whose work is counted.
     """
-    layers = replay.bound.layers
+    bound = replay.bound
+    layers = bound.layers
     # of one layer of the replayed decoder, where `sizes` are those of another that has more layers or fewer
     layer_work = sizes.projections * sizes.layers / layers
-    deciding = _work_of_deciding(replay, sizes)  # [token, exit]
+    each = replay.readout_rows / bound.vocabulary * sizes.readout
+    each = each + bound.measure.flops(sizes.d_model)  # [token, decision]
+    until = np.cumsum(each, axis=1)
+    # [token, exit], of all decisions up to it; the last is of a token that exits at none
+    deciding = np.hstack([until, until[:, -1:]])
+    if not bound.measure.readout:
+        deciding[:, :-1] += sizes.readout  # the draft's token then needs logits too
     tokens = np.arange(len(deciding))
     drafting = rounds.depth * layer_work + deciding[tokens, exits]  # [setting, token], each token alone
     # a token takes along what waits before it, so that none of the round waits below its last token
     waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)  # [setting, token]
     verifying = (layers - waits_at) * layer_work + sizes.readout
     return (_sums_to(rounds.run_to, drafting) + verifying) * rounds.begins
-
-
-def _work_of_deciding(replay: Replay, sizes: DecoderSizes) -> np.ndarray:
-    """`[token, exit]`, FLOPs of all decisions about a token up to its exit, and of the token drafted there.
-
-    The last column is of a token that exits at none: all decisions are made, and nothing is drafted.
-    """
-    bound = replay.bound
-    each = replay.readout_rows / bound.vocabulary * sizes.readout
-    each = each + bound.measure.flops(sizes.d_model)  # [token, decision]
-    until = np.cumsum(each, axis=1)
-    until = np.hstack([until, until[:, -1:]])
-    if not bound.measure.readout:
-        until[:, :-1] += sizes.readout  # the draft's token then needs logits too
-    return until
 
 
 def _sums_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:

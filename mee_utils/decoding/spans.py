@@ -72,8 +72,12 @@ def span_at(layer: int, cache: Cache, slots: np.ndarray, ends: np.ndarray) -> Sp
 class Span(Rows):
     """Of some rows the tokens from position `first` to before `ends`, `[row]`; made by `span_at`.
 
-    A subclass says where in the cache they are: it loads and stores their states, and stores their keys and
-    values.
+    A subclass says where in the cache they are, in these methods:
+
+    - `load()`: the states with which the tokens wait, `[token, d_model]`;
+    - `store(x)` leaves them waiting with these states, `[token, d_model]`;
+    - `store_keys_values(keys_values, made)`, as `Rows` has it;
+    - `last(x)`: of each row its last token, `[token, d_model]` to `[row, d_model]`.
 
     Attributes:
         ends: as given.
@@ -91,18 +95,6 @@ class Span(Rows):
         self.width = int(self.counts.max())
         self.key_count = int(ends.max())
         self._request = request
-
-    def load(self) -> Tensor:
-        """The states with which the tokens wait, `[token, d_model]`."""
-        raise NotImplementedError
-
-    def store(self, x: Tensor) -> None:
-        """Leaves the tokens waiting with these states, `[token, d_model]`."""
-        raise NotImplementedError
-
-    def last(self, x: Tensor) -> Tensor:
-        """Of each row its last token, `[token, d_model]` to `[row, d_model]`."""
-        raise NotImplementedError
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
         """From queries `[row * width, head, d_kv]` to the keys of their own rows; `[row * width, inner]`."""

@@ -13,7 +13,7 @@ the prediction of their layer. `decode_tokens` goes from token to token, until a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -312,9 +312,13 @@ def confidence_of(measure: Measure, state: LayerState) -> np.ndarray:
 
 
 def decide(bound: BoundPolicy, state: ExitState, max_new_tokens: int) -> np.ndarray:
-    """Which rows exit at this layer, `[rows]`, bool; `max_new_tokens` is the `N` of decaying thresholds."""
+    """Which rows exit at this layer, `[rows]`, bool: those whose confidence exceeds the threshold.
+
+    `max_new_tokens` is the `N` of decaying thresholds.
+    """
     state.confidence = confidence_of(bound.measure, state)
-    return bound.exceeded(state.confidence, state, max_new_tokens)
+    depth = state.layer / bound.layers
+    return bound.schedule.exceeded(state.confidence, state.position, max_new_tokens, state.sequence, depth)
 
 
 # ---- one token, and then the next
@@ -356,7 +360,11 @@ class StepTokens:
     def complete(self) -> StepTokens:
         """Predicts the missing ids, all in one readout. Raises `MeeError` where a state is not finite."""
         if self._with_states:
-            self._with_ids.append(self._predict())
+            decoder = self.step.decoder
+            rows = np.concatenate([rows for rows, _ in self._with_states])
+            states = torch.cat([states for _, states in self._with_states])
+            self.readout_rows[rows] += self.step.bound.vocabulary
+            self._with_ids.append((rows, predicted_ids(decoder.logits(decoder.norm(states)))))
         rows = np.concatenate([rows for rows, _ in self._with_ids])
         ids = torch.cat([ids for _, ids in self._with_ids])
         if (np.diff(rows) < 0).any():  # rows stand in the order of their exits
@@ -365,14 +373,6 @@ class StepTokens:
         self.ids = on_host(ids)
         check_finite(self.ids, self.step.sequence, self.exit_layers)
         return self
-
-    def _predict(self) -> tuple[np.ndarray, Tensor]:
-        """The rows that were added with their states, and their ids."""
-        decoder = self.step.decoder
-        rows = np.concatenate([rows for rows, _ in self._with_states])
-        states = torch.cat([states for _, states in self._with_states])
-        self.readout_rows[rows] += self.step.bound.vocabulary
-        return rows, predicted_ids(decoder.logits(decoder.norm(states)))
 
 
 class TokenRun:
@@ -402,11 +402,10 @@ class TokenRun:
     def exit(self, exits: np.ndarray) -> None:
         """Marks rows as exited, `[rows]`; takes exited rows out once enough have."""
         self.active = self.active & ~exits
-        few_active = self.active.sum() <= self.step.decoder.compact_below * len(self.rows)
-        if few_active:
+        if self.active.sum() <= self.step.decoder.compact_below * len(self.rows):
             self._take_out_exited()
-        else:
-            self._mask_exited()
+        else:  # they stay, and their states do not change any more
+            self._mask = on_device(self.active[:, None], self.x)
 
     def _take_out_exited(self) -> None:
         """Stores the exit states of exited rows and goes on with the others alone."""
@@ -418,10 +417,6 @@ class TokenRun:
         self.rows = self.rows.keep(self.active)
         self.step_rows = self.step_rows[self.active]
         self.active = np.ones(len(self.rows), dtype=bool)
-
-    def _mask_exited(self) -> None:
-        """Leaves exited rows in the batch; their states do not change any more."""
-        self._mask = on_device(self.active[:, None], self.x)
 
 
 class ParallelRun(TokenRun):
@@ -490,8 +485,19 @@ class TokenDecoder:
     def _decode_in_hindsight(self, step: Step, rows: Rows) -> StepTokens:
         """For measures that need all layers (the oracle): all are run, then the token goes back."""
         run = self.run_class(step, rows)
-        states = list(states_by_layer(run.state_after, self.bound.layers))
-        exit_layers, confidences = self._exits_in_hindsight(states)
+        bound = self.bound
+        states = list(states_by_layer(run.state_after, bound.layers))
+        predicted = np.stack([on_host(state.top1_id) for state in states])  # [layer, row]
+        is_final = predicted == predicted[-1]
+        settled = np.logical_and.accumulate(is_final[::-1])[::-1]  # [layer, row], final from here on
+        exit_layers = np.full(len(rows), bound.layers)
+        confidences = np.full(len(rows), np.nan)
+        for layer in bound.decision_layers[::-1]:  # the first decision that exits comes last, and counts
+            state = states[layer - 1]
+            state.settled = settled[layer - 1].astype(np.float64)
+            exits_here = decide(bound, state, self.cache.max_new_tokens)
+            exit_layers[exits_here] = layer
+            confidences[exits_here] = state.confidence[exits_here]
         step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
         after = torch.stack([state.after for state in states])  # [layer, row, d_model]
         index = on_device(exit_layers - 1, after)
@@ -501,22 +507,6 @@ class TokenDecoder:
         tokens = StepTokens(step)
         tokens.add(run.step_rows, exit_layers, confidences, states=exit_states)
         return tokens.complete()
-
-    def _exits_in_hindsight(self, states: Sequence[ExitState]) -> tuple[np.ndarray, np.ndarray]:
-        """Exit layers and confidences, `[row]` each, from the states after all layers."""
-        bound = self.bound
-        predicted = np.stack([on_host(state.top1_id) for state in states])  # [layer, row]
-        is_final = predicted == predicted[-1]
-        settled = np.logical_and.accumulate(is_final[::-1])[::-1]  # [layer, row], final from here on
-        exit_layers = np.full(predicted.shape[1], bound.layers)
-        confidences = np.full(predicted.shape[1], np.nan)
-        for layer in bound.decision_layers[::-1]:  # the first decision that exits comes last, and counts
-            state = states[layer - 1]
-            state.settled = settled[layer - 1].astype(np.float64)
-            exits_here = decide(bound, state, self.cache.max_new_tokens)
-            exit_layers[exits_here] = layer
-            confidences[exits_here] = state.confidence[exits_here]
-        return exit_layers, confidences
 
 
 def _add_exits(tokens: StepTokens, state: ExitState, exits: np.ndarray) -> None:
@@ -562,27 +552,14 @@ def decode_tokens(
         if len(slots) <= DROP_FINISHED_AT * cache.batch:
             cache.keep(slots)
             slots = np.arange(len(slots))
-    return outputs_from_steps(steps, len(sequence))
-
-
-def outputs_from_steps(steps: Sequence[tuple[np.ndarray, StepTokens]], batch: int) -> list[Output]:
-    """The outputs of a batch from its steps: which rows decoded a token, and the tokens of these rows."""
     rows = np.concatenate([rows for rows, _ in steps])
     by_row = np.argsort(rows, kind="stable")  # within a row by position, as the steps are
-    ends = np.bincount(rows, minlength=batch).cumsum()[:-1]
-
-    def split(name: str) -> list[np.ndarray]:
+    ends = np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
+    by_output = []  # of each name: of each output `[token]`
+    for name in ("ids", "exit_layers", "confidences", "readout_rows"):
         values = np.concatenate([getattr(tokens, name) for _, tokens in steps])
-        return np.split(values[by_row], ends)
-
-    token_ids = split("ids")
-    exit_layers = split("exit_layers")
-    confidences = split("confidences")
-    readout_rows = split("readout_rows")
-    return [
-        Output(token_ids[row].tolist(), exit_layers[row], confidences[row], readout_rows[row])
-        for row in range(batch)
-    ]
+        by_output.append(np.split(values[by_row], ends))
+    return [Output(ids.tolist(), *others) for ids, *others in zip(*by_output, strict=True)]
 
 
 # ---- small tools

@@ -60,15 +60,6 @@ class Draft(NamedTuple):
     readout_rows: int
 
 
-class Executed(NamedTuple):
-    """A token that was executed, whether it was accepted or thrown away."""
-
-    in_round: int
-    position: int
-    layer: int
-    readout_rows: int
-
-
 class Row:
     """One output: its final tokens, the drafts that wait, and all tokens that were executed.
 
@@ -86,7 +77,8 @@ class Row:
         self.readout_rows: list[int] = []
         self.drafts: list[Draft] = []
         self.ready_to_verify = False  # whether the draft has ended
-        self.executed: list[Executed] = []
+        # of each token that was run, thrown away or not: round, position, exit layer and readout rows
+        self.executed: list[tuple[int, int, int, int]] = []
         self.rounds = 0
         self.verified_drafts = 0
         self.accepted_drafts = 0
@@ -100,8 +92,7 @@ class Row:
         """Accepts drafts up to the first that the last layer does not predict, and takes its token there."""
         self.rounds += 1
         for position, draft in enumerate(self.drafts, start=len(self.token_ids)):
-            readout_rows = draft.readout_rows + vocabulary
-            self.executed.append(Executed(self.rounds, position, draft.layer, readout_rows))
+            self.executed.append((self.rounds, position, draft.layer, draft.readout_rows + vocabulary))
         for draft, token in zip(self.drafts, predicted, strict=True):
             # UNSURE equals no token: `verify` has refused ids of -1
             accepted = draft.token_id == token
@@ -119,15 +110,8 @@ class Row:
 
     def output(self) -> Output:
         """The output, all its tokens final."""
-        drafts = Drafts(
-            rounds=self.rounds,
-            verified=self.verified_drafts,
-            accepted=self.accepted_drafts,
-            in_round=np.array([token.in_round for token in self.executed]),
-            positions=np.array([token.position for token in self.executed]),
-            exit_layers=np.array([token.layer for token in self.executed]),
-            readout_rows=np.array([token.readout_rows for token in self.executed]),
-        )
+        executed = np.array(self.executed).T  # [4, token], in the order of the fields of `Drafts`
+        drafts = Drafts(self.rounds, self.verified_drafts, self.accepted_drafts, *executed)
         return Output(
             token_ids=self.token_ids,
             exit_layers=np.array(self.exit_layers, dtype=np.int32),
@@ -198,7 +182,10 @@ class DraftDecoder:
             if len(ready) >= VERIFY_AT * len(going):
                 self.verify(ready)
                 going = [row for row in going if row.ready_to_verify or not self._ended(row)]
-                self._drop_finished(going)
+                if going and len(going) <= DROP_FINISHED_AT * self.cache.batch:
+                    self.cache.keep(np.array([row.slot for row in going]))
+                    for slot, row in enumerate(going):
+                        row.slot = slot
         return [row.output() for row in self.rows]
 
     def draft(self, rows: list[Row]) -> None:
@@ -272,10 +259,3 @@ class DraftDecoder:
     def _ended(self, row: Row) -> bool:
         """Whether a row's last token, drafted or final, ends its output, or there is room for no other."""
         return row.last in self.cache.ends or row.position == self.cache.max_new_tokens
-
-    def _drop_finished(self, going: list[Row]) -> None:
-        """Finished rows leave the cache once few enough are going."""
-        if going and len(going) <= DROP_FINISHED_AT * self.cache.batch:
-            self.cache.keep(np.array([row.slot for row in going]))
-            for slot, row in enumerate(going):
-                row.slot = slot

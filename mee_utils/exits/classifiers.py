@@ -23,7 +23,6 @@ import json
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..common.errors import MeeError, check_choice, check_seed, check_whole, one_line, shown
 from ..common.files import check_file, complete_file
@@ -146,12 +145,20 @@ def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: s
 
 def load_classifier(path: str | Path, model) -> ExitClassifier:
     """Reads a classifier for a model. Raises `MeeError` if there is none, or one of other weights."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
     path = check_file("path", path, FILE)
     if not isinstance(model, Model):
         raise MeeError(f"model={shown(model)}: give what load_model returns.")
     if not path.exists():
         raise MeeError(f"{path} does not exist: make it with train_classifier and save_classifier.")
-    header, weights = _read(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+        weights = load_file(path)
+    except (SafetensorError, OSError):
+        header = {}
     if header.get("format") != FORMAT:
         advice = "give a file that save_classifier wrote, or train it anew"
         raise MeeError(f'{path} is no exit classifier of this version ("{FORMAT}"): {advice}.')
@@ -162,16 +169,3 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
     classifier.metadata = json.loads(header["about"])
     classifier.check_model(model)
     return classifier.to(model.device)
-
-
-def _read(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Header and weights of a safetensors file; both empty if it is none."""
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-        return header, load_file(path)
-    except (SafetensorError, OSError):
-        return {}, {}

@@ -49,7 +49,8 @@ def contrast_of(kind: str | None, alpha: object, token: bool) -> Contrast | None
 
     Raises `MeeError` for an unknown kind, an alpha out of range, or options that mean nothing.
     """
-    check_alpha(alpha)
+    if not is_number(alpha) or not 0 < alpha <= 1:
+        raise MeeError(f"contrast_alpha={shown(alpha)}: give a number above 0 and up to 1 (as in {ALPHA}).")
     if not isinstance(token, bool | np.bool_):
         raise MeeError(f"contrast_token={shown(token)}: give True or False.")
     if kind is None:
@@ -57,12 +58,6 @@ def contrast_of(kind: str | None, alpha: object, token: bool) -> Contrast | None
             raise MeeError('contrast_token and contrast_alpha need contrast="weighted" or "jsd".')
         return None
     return Contrast(check_choice("contrast", kind, CONTRASTS), float(alpha), bool(token))
-
-
-def check_alpha(alpha: object) -> None:
-    """Refuses an alpha outside 0 to 1."""
-    if not is_number(alpha) or not 0 < alpha <= 1:
-        raise MeeError(f"contrast_alpha={shown(alpha)}: give a number above 0 and up to 1 (as in {ALPHA}).")
 
 
 def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> Tensor:

@@ -238,8 +238,9 @@ class PatientEntropy(Measure):
 
     def confidence(self, state):
         entropies = state.so_far("entropy")[-self.patience :]
-        enough = len(entropies) == self.patience
-        return e ** -_maximum(entropies) * enough
+        stacked = stack(entropies)  # [decision layer, rows]
+        largest = stacked.amax(0) if isinstance(stacked, torch.Tensor) else stacked.max(0)
+        return e**-largest * (len(entropies) == self.patience)
 
 
 class ConfidenceWindow(Measure):
@@ -348,12 +349,6 @@ def stack(values: Sequence):
     return torch.stack(values) if isinstance(values[0], torch.Tensor) else np.stack(values)
 
 
-def _maximum(values: Sequence):
-    """The largest of the values at several decision layers, `[rows]`."""
-    stacked = stack(values)
-    return stacked.amax(0) if isinstance(stacked, torch.Tensor) else stacked.max(0)
-
-
 MEASURES: dict[str, type[Measure]] = {
     measure.name: measure
     for measure in (
@@ -400,9 +395,9 @@ def find_measure(measure: str | Measure) -> Measure:
         raise MeeError(f'measure={shown(measure)}: give a name, such as "softmax_margin", or a Measure.')
     if measure in TRAINED:
         raise MeeError(f'"{measure}" needs a trained classifier: give the classifier as the measure.')
-    names = [*MEASURES, *TRAINED]
-    if measure not in names:
-        raise MeeError(f'Unknown measure "{measure}": {nearest(measure, names)} Or give a Measure object.')
+    if measure not in MEASURES:
+        names = nearest(measure, [*MEASURES, *TRAINED])
+        raise MeeError(f'Unknown measure "{measure}": {names} Or give a Measure object.')
     return _named(measure)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from numbers import Integral, Real
 
 import numpy as np
@@ -95,24 +96,19 @@ class ExitPolicy:
             ),
             layer_contrast=contrast_of(self.contrast, self.contrast_alpha, self.contrast_token),
         )
-        for contradicts, message in (
-            *self._readout_contradictions(),
-            *self._threshold_contradictions(),
-            *self._draft_contradictions(),
-            *self._layer_contradictions(),
+        for message in chain(
+            self._readout_contradictions(),
+            self._threshold_contradictions(),
+            self._draft_contradictions(),
+            self._layer_contradictions(),
         ):
-            if contradicts:
-                raise MeeError(message)
-        self._set(**self._plain_numbers())
+            raise MeeError(message)  # the first of them
+        numbers = {name: getattr(self, name) for name in NUMBERS}  # numpy's and fractions are converted
+        self._set(**{name: plain_number(n) for name, n in numbers.items() if isinstance(n, Real)})
 
     def _set(self, **values) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # a frozen dataclass is written here, and only when made
-
-    def _plain_numbers(self) -> dict[str, int | float]:
-        """The options that are numbers, each of a kind of Python: numpy's and fractions are converted."""
-        given = {name: getattr(self, name) for name in NUMBERS}
-        return {name: plain_number(value) for name, value in given.items() if isinstance(value, Real)}
 
     def __hash__(self) -> int:
         # user-defined measures and thresholds may be unhashable: a name and a level stand for them
@@ -151,124 +147,83 @@ class ExitPolicy:
             raise MeeError(f"threshold={level!r} for {name}: give a whole number.")
 
     @property
-    def changes_readout(self) -> bool:
-        """Whether logits are not simply those of the LM head over all ids."""
-        return not self.plain or bool(self.measure.lens or self.measure.ensemble)
-
-    @property
     def _gives_probability(self) -> bool:
         """Whether the confidence comes from the probabilities of the layer that decides."""
         return self.measure.readout and not self.measure.needs_all_layers
 
-    def _readout_contradictions(self) -> list[tuple[bool, str]]:
-        """What cannot be said about pruning and contrast: (whether it is said, the message)."""
+    def _readout_contradictions(self) -> Iterator[str]:
+        """What cannot be said about pruning and contrast."""
         measure = self.measure
         option = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
-        own_logits = bool(measure.lens or measure.ensemble)
-        does = "looks at earlier layers" if measure.lookback else "computes logits in its own way"
-        return [
-            (
-                not self.plain and not self._gives_probability,
+        if not self.plain and not self._gives_probability:
+            yield (
                 f"{option} needs a measure that looks at probabilities before it exits, not "
-                f'"{measure.name}" (set readout = True in the class if it computes probabilities).',
-            ),
-            (
-                not self.plain and self.schedule.learns,
-                f'{option} and threshold="adaptive" contradict each other: give a number.',
-            ),
-            (
-                self.contrast is not None and (measure.lookback > 0 or own_logits),
+                f'"{measure.name}" (set readout = True in the class if it computes probabilities).'
+            )
+        if not self.plain and self.schedule.learns:
+            yield f'{option} and threshold="adaptive" contradict each other: give a number.'
+        if self.contrast is not None and (measure.lookback > 0 or measure.lens or measure.ensemble):
+            does = "looks at earlier layers" if measure.lookback else "computes logits in its own way"
+            yield (
                 f'contrast="{self.contrast}" and "{measure.name}", which {does}, contradict each other: '
-                "use another measure.",
-            ),
-            (
-                self.pruning == "adaptive" and measure.range[1] > 1,
-                f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.',
-            ),
-            (
-                self.contrast_token and not self.prune_last_layer,
+                "use another measure."
+            )
+        if self.pruning == "adaptive" and measure.range[1] > 1:
+            yield f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
+        if self.contrast_token and not self.prune_last_layer:
+            yield (
                 "prune_last_layer=False and contrast_token=True, which contrasts the last layer over the "
-                "kept ids, contradict each other: leave out one of them.",
-            ),
-        ]
+                "kept ids, contradict each other: leave out one of them."
+            )
 
-    def _threshold_contradictions(self) -> list[tuple[bool, str]]:
-        """What cannot be said about the threshold and its decay, in the same form."""
+    def _threshold_contradictions(self) -> Iterator[str]:
+        """What cannot be said about the threshold and its decay."""
         measure = self.measure
         schedule = self.schedule
-        option = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
         has_decay = self.decay is not None
+        if not measure.has_threshold and (self.threshold is not None or has_decay):
+            yield f'"{measure.name}" has no threshold: leave out threshold and decay.'
+        if self.decay_form != "scaled" and not has_decay:
+            yield f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).'
+        option = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
+        if has_decay and (schedule.online or isinstance(self.threshold, Threshold)):
+            yield f"{option} and decay contradict each other: leave out decay."
         one_layer = self.exit_layers is not None and len(self.exit_layers) == 1
+        if schedule.learns and not (one_layer and self.propagation == "parallel"):
+            yield 'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.'
         several_layers = measure.lookback > 0 or measure.uses_exit_history
-        too_high = f'needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
-        return [
-            (
-                not measure.has_threshold and (self.threshold is not None or has_decay),
-                f'"{measure.name}" has no threshold: leave out threshold and decay.',
-            ),
-            (
-                self.decay_form != "scaled" and not has_decay,
-                f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).',
-            ),
-            (
-                has_decay and (schedule.online or isinstance(self.threshold, Threshold)),
-                f"{option} and decay contradict each other: leave out decay.",
-            ),
-            (
-                schedule.learns and not (one_layer and self.propagation == "parallel"),
-                'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.',
-            ),
-            (
-                schedule.learns and (several_layers or not self._gives_probability),
-                'threshold="adaptive" needs a probability: "max_probability" or "softmax_margin".',
-            ),
-            (schedule.online and measure.range[1] > 1, f"{option} {too_high}"),
-            (schedule.decay is not None and measure.range[1] > 1, f"decay {too_high}"),
-        ]
+        if schedule.learns and (several_layers or not self._gives_probability):
+            yield 'threshold="adaptive" needs a probability: "max_probability" or "softmax_margin".'
+        if measure.range[1] > 1 and (schedule.online or schedule.decay is not None):
+            what = option if schedule.online else "decay"
+            yield f'{what} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
 
-    def _draft_contradictions(self) -> list[tuple[bool, str]]:
-        """What cannot be said about drafts, in the same form."""
-        verified = self.propagation == "verify"
+    def _draft_contradictions(self) -> Iterator[str]:
+        """What cannot be said about drafts."""
         fixed = not isinstance(self.max_draft, str) or self.max_draft != "auto"
-        return [
-            (
-                fixed and not _is_whole(self.max_draft),
-                f'max_draft={shown(self.max_draft)}: give a whole number of tokens from 1 on, or "auto".',
-            ),
-            (
-                fixed and not verified,
-                f'max_draft={self.max_draft} means nothing without propagation="verify": leave it out.',
-            ),
-            (
-                verified and self.measure.needs_all_layers,
+        if fixed and not _is_whole(self.max_draft):
+            yield f'max_draft={shown(self.max_draft)}: give a whole number of tokens from 1 on, or "auto".'
+        if fixed and self.propagation != "verify":
+            yield f'max_draft={self.max_draft} means nothing without propagation="verify": leave it out.'
+        if self.propagation == "verify" and self.measure.needs_all_layers:
+            yield (
                 f'"{self.measure.name}" runs all layers to decide and cannot draft: leave out '
-                'propagation="verify" (replay_drafts predicts its drafts).',
-            ),
-        ]
+                'propagation="verify" (replay_drafts predicts its drafts).'
+            )
 
-    def _layer_contradictions(self) -> list[tuple[bool, str]]:
-        """What cannot be said about the layers, in the same form."""
+    def _layer_contradictions(self) -> Iterator[str]:
+        """What cannot be said about the layers."""
         name = self.measure.name
         lookback = self.measure.lookback
         layers = self.exit_layers
-        return [
-            (
-                self.min_layer is not None and not _is_whole(self.min_layer),
-                f"min_layer={shown(self.min_layer)}: layers are counted from 1; give a whole number.",
-            ),
-            (
-                name == "static" and layers is None and self.min_layer is None,
-                '"static" needs min_layer=..., the layer at which every token exits.',
-            ),
-            (
-                layers is not None and self.min_layer is not None,
-                "exit_layers and min_layer contradict each other: give one of them.",
-            ),
-            (
-                layers is not None and layers[0] <= lookback,
-                f'"{name}" looks {lookback} layers back, too far for layer {layers[0] if layers else 1}.',
-            ),
-        ]
+        if self.min_layer is not None and not _is_whole(self.min_layer):
+            yield f"min_layer={shown(self.min_layer)}: layers are counted from 1; give a whole number."
+        if name == "static" and layers is None and self.min_layer is None:
+            yield '"static" needs min_layer=..., the layer at which every token exits.'
+        if layers is not None and self.min_layer is not None:
+            yield "exit_layers and min_layer contradict each other: give one of them."
+        if layers is not None and layers[0] <= lookback:
+            yield f'"{name}" looks {lookback} layers back, too far for layer {layers[0]}.'
 
     @property
     def plain(self) -> bool:
@@ -350,9 +305,16 @@ class BoundPolicy:
         self.decision_layers = self._decision_layers(min_exit_layer)
         self.vocabulary = vocabulary
         self.readout: Readout | None = None
-        if self.decision_layers and policy.changes_readout:
+        changes_readout = not policy.plain or self.measure.lens or self.measure.ensemble
+        if self.decision_layers and changes_readout:
             self.readout = policy.readout_class(policy, self.decision_layers, layers, vocabulary)
-        self.decision_counts = self._count_decisions()
+        reached = np.arange(layers + 1)
+        if self.measure.needs_all_layers:
+            self.decision_counts = np.zeros_like(reached)
+        elif self.measure.recurrent and self.decision_layers:  # at every layer up to the last decision
+            self.decision_counts = np.minimum(reached, self.decision_layers[-1])
+        else:
+            self.decision_counts = np.searchsorted(self.decision_layers, reached, side="right")
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
         """The layers before the last that the policy names, without those too early for what it looks at."""
@@ -369,23 +331,6 @@ class BoundPolicy:
         needed_before = max(self.measure.lookback, 0 if self.policy.contrast is None else 1)
         allowed = given or range(first, self.layers)
         return tuple(layer for layer in allowed if needed_before < layer < self.layers)
-
-    def _count_decisions(self) -> np.ndarray:
-        """`decision_counts`; a recurrent measure is computed at every layer up to the last decision."""
-        reached = np.arange(self.layers + 1)
-        if self.measure.needs_all_layers:
-            return np.zeros_like(reached)
-        if self.measure.recurrent and self.decision_layers:
-            return np.minimum(reached, self.decision_layers[-1])
-        return np.searchsorted(self.decision_layers, reached, side="right")
-
-    def exceeded(self, confidence: np.ndarray, state, max_new_tokens: int) -> np.ndarray:
-        """Which rows of a state exit, `[rows]`, bool: those whose confidence `[rows]` exceeds the threshold.
-
-        `max_new_tokens` is the `N` of decaying thresholds.
-        """
-        depth = state.layer / self.layers
-        return self.schedule.exceeded(confidence, state.position, max_new_tokens, state.sequence, depth)
 
     def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None) -> dict:
         """FLOPs by part (see `mee_utils.models.costs`).

@@ -145,8 +145,10 @@ class Readout:
 
         If it keeps as many ids as this layer scored, they are the same ids: what was gathered is used again.
         """
-        if self.pruning.adaptive:
-            count = self._adaptive_count(state)
+        if self.pruning.adaptive:  # fewer where the row was more confident
+            confidence = np.broadcast_to(np.asarray(state.confidence, dtype=np.float64), len(state.step_rows))
+            share = 1 - 0.9 * np.nan_to_num(confidence).clip(0, 1)
+            count = np.floor(self.vocabulary * share).astype(np.int64).clip(min=1)
         else:
             size = self.sizes[state.layer + 1]
             if size == self.sizes[state.layer] and state.layer > self.first:
@@ -158,12 +160,6 @@ class Readout:
         gather = self._few(ids.shape[1]) and ids.numel() <= self.vocabulary
         weights = state.decoder.head_rows(ids) if gather else None
         return Kept(ids, weights, count, np.where(self._few(count), count, self.vocabulary))
-
-    def _adaptive_count(self, state) -> np.ndarray:
-        """`[rows]`, how many ids each row keeps: fewer where it was more confident."""
-        confidence = np.broadcast_to(np.asarray(state.confidence, dtype=np.float64), len(state.step_rows))
-        share = 1 - 0.9 * np.nan_to_num(confidence).clip(0, 1)
-        return np.floor(self.vocabulary * share).astype(np.int64).clip(min=1)
 
     def _best(self, state, size: int) -> Tensor:
         """Ids of the `size` best that `state` scores (adaptive: the first layer), best first."""
@@ -199,30 +195,17 @@ class Readout:
         elif self.contrast.kind == "weighted":
             computed.scores = weighted_contrast(expert, amateurs[0], self.contrast.alpha)
         elif kept is None:
-            computed.scores = self._jsd_over_all_ids([*earlier, state], expert, torch.stack(amateurs))
+            # as `jsd_contrast`; a layer keeps its distribution for those after it
+            *others, own = [each.memo("distribution", _distribution) for each in (*earlier, state)]
+            chosen = farthest(own, others)
+            computed.scores = contrast_with(expert, torch.stack(amateurs), chosen, self.contrast.alpha)
         else:
             computed.scores, _ = jsd_contrast(expert, torch.stack(amateurs), self.contrast.alpha)
-        computed.readout_rows = computed.readout_rows + self._rows_of_earlier(needed, kept)
-
-    def _jsd_over_all_ids(self, states: Sequence, expert: Tensor, amateurs: Tensor) -> Tensor:
-        """As `jsd_contrast`, `[rows, ids]`; a layer keeps its distribution for those after it.
-
-        `states` are those of the amateurs and, last, of the expert.
-        """
-        *of_amateurs, of_expert = [each.memo("distribution", _distribution) for each in states]
-        chosen = farthest(of_expert, of_amateurs)
-        return contrast_with(expert, amateurs, chosen, self.contrast.alpha)
-
-    def _rows_of_earlier(self, needed: Earlier, kept: Kept | None) -> int | np.ndarray:
-        """How many rows of the LM head the earlier layers cost; `[rows]` where ids are pruned.
-
-        Those that compute logits for the first time score all ids; over a few kept ids each scores anew.
-        """
-        over_all_ids = needed.unseen * self.vocabulary
-        if kept is None:
-            return over_all_ids
-        over_kept_ids = len(needed.layers) * kept.readout_rows
-        return np.where(self._few(kept.count), over_kept_ids, over_all_ids)
+        # earlier layers that compute logits for the first time score all ids; over a few kept ids each anew
+        rows = needed.unseen * self.vocabulary
+        if kept is not None:
+            rows = np.where(self._few(kept.count), len(needed.layers) * kept.readout_rows, rows)
+        computed.readout_rows = computed.readout_rows + rows
 
 
 def _ranking(state) -> tuple[Tensor]:

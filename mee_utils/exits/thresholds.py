@@ -227,19 +227,15 @@ class BanditThreshold(Threshold):
     online = True
 
     def __init__(self, arms: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9), exploration=1.0, cost=1.0):
-        self.arms = self._check_arms(arms)
-        super().__init__(max(self.arms))
-        self.exploration = check_number("exploration", exploration)
-        self.cost = check_number("cost", cost)
-        self.plays: dict[int, list[_Play]] = defaultdict(list)
-
-    @staticmethod
-    def _check_arms(arms: Sequence[float]) -> tuple[float, ...]:
         listed = arms.tolist() if isinstance(arms, np.ndarray) else arms
         several = isinstance(listed, Sequence) and len(listed) >= 2
         if not several or not all(is_number(arm) and 0 <= arm <= 1 for arm in listed):
             raise MeeError(f"arms={shown(listed)}: give at least two thresholds from 0 to 1.")
-        return tuple(float(arm) for arm in listed)
+        self.arms = tuple(map(float, listed))
+        super().__init__(max(self.arms))
+        self.exploration = check_number("exploration", exploration)
+        self.cost = check_number("cost", cost)
+        self.plays: dict[int, list[_Play]] = defaultdict(list)
 
     def __repr__(self) -> str:
         settings = f"arms={self.arms}, exploration={self.exploration}, cost={self.cost}"
@@ -248,29 +244,23 @@ class BanditThreshold(Threshold):
     def exceeded(
         self, confidence: np.ndarray, position, max_new_tokens: int, sequence=None, depth=1.0
     ) -> np.ndarray:
-        exits = np.zeros(len(confidence), dtype=bool)
+        exits = []
         positions = np.broadcast_to(position, len(confidence)).tolist()
-        for row, output in enumerate(sequence.tolist()):
-            exits[row] = self._decide(self.plays[output], positions[row], float(confidence[row]), depth)
-        return exits
-
-    def _decide(self, plays: list[_Play], position: int, confidence: float, depth: float) -> bool:
-        """Whether one token exits; `plays` are those of its output.
-
-        A row whose token has exited may stay in the batch, masked, and is asked again at deeper layers (see
-        `mee_utils.decoding.token.TokenRun`): what it says there does not count.
-        """
-        first_decision = position >= len(plays) or depth <= plays[position].decided_depth
-        if first_decision:  # if the token was drafted before, that play and what followed it are void
-            del plays[position:]
-            plays.append(_Play(self._choose(plays), confidence, confidence, depth))
-        token = plays[position]
-        token.decided_depth = depth
-        exits = confidence > token.arm
-        if token.exit_depth == 1.0:  # it has not exited at an earlier layer
-            token.last_confidence = confidence
-            token.exit_depth = depth if exits else 1.0
-        return exits
+        for output, at, value in zip(sequence.tolist(), positions, confidence.tolist(), strict=True):
+            plays = self.plays[output]
+            first_decision = at >= len(plays) or depth <= plays[at].decided_depth
+            if first_decision:  # if the token was drafted before, that play and what followed it are void
+                del plays[at:]
+                plays.append(_Play(self._choose(plays), value, value, depth))
+            token = plays[at]
+            token.decided_depth = depth
+            exits.append(value > token.arm)
+            # a row whose token has exited may stay in the batch, masked, and is asked again at deeper layers
+            # (see `mee_utils.decoding.token.TokenRun`): what it says there does not count
+            if token.exit_depth == 1.0:
+                token.last_confidence = value
+                token.exit_depth = depth if exits[-1] else 1.0
+        return np.array(exits, dtype=bool)
 
     def _choose(self, plays: list[_Play]) -> float:
         """The arm of the next token."""

@@ -63,7 +63,7 @@ class AnyPasses:
             plain = f"{self.model.name} is traced along plain greedy search, without what is stored with it"
             warnings.warn(f"{plain}: {', '.join(changed)}.", stacklevel=5)
         outputs: list[list[int]] = [[]] * len(texts)
-        for indices, inputs in self.batches(texts, batch_size):
+        for indices, inputs in self.batches(self.input_ids(texts), batch_size):
             padded = self._padded(inputs, self.model.source_positions, left=self.model.causal)
             given = padded["input_ids"].shape[1]
             self._check_positions(given + longest - 1 if self.model.causal else longest, self.model.positions)
@@ -79,9 +79,8 @@ class AnyPasses:
                 outputs[index] = cut_at_end(ids, self.model.end_ids)
         return outputs
 
-    def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
+    def batches(self, ids: list[list[int]], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
         """Yields (indices, ids of inputs), long inputs first."""
-        ids = self._input_ids(texts)
         for chosen in indices_by_length(ids, batch_size):
             yield chosen, [ids[index] for index in chosen]
 
@@ -110,7 +109,7 @@ class AnyPasses:
         raw = torch.stack([after[row, position] for after in states.after], dim=1)
         return TokenStates(raw, states.embedding[row, position], token_ids)
 
-    def _input_ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def input_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, `[text][token]`, none of them beyond those that the model has."""
         ids = input_ids(self.model.tokenizer, texts)
         largest = max(max(row, default=0) for row in ids)

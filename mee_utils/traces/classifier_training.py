@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..common.errors import MeeError, check_choice, check_seed, check_whole, is_number, shown
+from ..common.errors import MeeError, check_choice, check_whole, is_number, shown
 from ..decoding.layerwise import on_host
 from ..exits.classifier_kinds import TARGETS, ExitClassifier, TokenHash, TrainingBatch
 from ..exits.classifiers import CLASSES, SIZED, new_classifier
@@ -101,8 +101,8 @@ def train_classifier(
     """
     check_whole("epochs", epochs)
     check_whole("batch_size", batch_size)
-    seed = check_seed(seed)
-    learning_rate = _checked_learning_rate(learning_rate)
+    if not is_number(learning_rate) or not 0 < learning_rate < inf:
+        raise MeeError(f"learning_rate={shown(learning_rate)}: give a number above 0, such as 2e-3.")
     check_choice("classifier", kind, CLASSES)
     _check_policy(kind, target, policy)
     stored = _stored_states("trace", trace, model, target)
@@ -116,7 +116,12 @@ def train_classifier(
         classifier.count(torch.from_numpy(trace.token_before), labels)
         return classifier.float().to(stored.working_dtype), []  # rounded as a stored one
     data = [stored] if held_out is None else [stored, _stored_states("held_out", held_out, model, target)]
-    learning = {"seed": seed, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    learning = {
+        "seed": seed,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": float(learning_rate),
+    }
     if isinstance(classifier, HistoryClassifier):
         data = [histories(classifier, each, target, policy) for each in data]
         curve = fit_history(classifier, data, **learning)
@@ -141,7 +146,13 @@ def fit_history(
         The curve, see `train_classifier`.
     """
     classifier.standardise(data[0].features.flatten(0, 1), without)
-    return _optimise(classifier, _HistoryLoss(classifier), data, **learning)
+
+    def loss_of(data: Histories, tokens) -> Tensor:
+        """The cross-entropy: a class counts as often as it is seen."""
+        log_odds = classifier.log_odds(data.features[tokens])
+        return functional.binary_cross_entropy_with_logits(log_odds, data.labels[tokens])
+
+    return _optimise(classifier, loss_of, data, **learning)
 
 
 def _optimise(
@@ -193,12 +204,6 @@ def _check_policy(kind: str, target: str, policy: ExitPolicy | None) -> None:
     if policy is not None and check_policy(policy).pruning == "adaptive":
         circle = "keeps vocabulary entries by the confidence that has yet to be learned"
         raise MeeError(f'pruning="adaptive" {circle}: give a policy with fixed or decaying pruning.')
-
-
-def _checked_learning_rate(learning_rate: object) -> float:
-    if not is_number(learning_rate) or not 0 < learning_rate < inf:
-        raise MeeError(f"learning_rate={shown(learning_rate)}: give a number above 0, such as 2e-3.")
-    return float(learning_rate)
 
 
 def _stored_states(name: str, trace: Trace, model: Model, target: str) -> StoredStates:
@@ -302,18 +307,6 @@ def histories(
             predicted = np.stack([on_host(state.top1_id) for state in decided], axis=1)  # [token, decision]
         labels.append(torch.from_numpy(predicted == right_ids[tokens, None]))
     return Histories(torch.cat(features).clone(), torch.cat(labels).to(features[0]))
-
-
-class _HistoryLoss:
-    """The cross-entropy of a history classifier; a class counts as often as it is seen."""
-
-    def __init__(self, classifier: HistoryClassifier):
-        self.classifier = classifier
-
-    def __call__(self, data: Histories, tokens) -> Tensor:
-        """Mean loss of some tokens, a slice or their indices."""
-        log_odds = self.classifier.log_odds(data.features[tokens])
-        return functional.binary_cross_entropy_with_logits(log_odds, data.labels[tokens])
 
 
 def _ids_on(device: torch.device, ids: np.ndarray) -> Tensor:

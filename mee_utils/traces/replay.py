@@ -8,7 +8,7 @@ and values behind ("copy"), or is another token, and both change what follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
@@ -120,7 +120,11 @@ def replay_policies(trace: Trace, policies: Mapping, model: Model | None = None)
             for key, bound in bounds.items():
                 replay_tokens = _look_up if bound.readout is None else _read_out
                 parts[key].append(replay_tokens(TracedTokens(trace, tokens, bound, stored, logits)))
-    return {key: _joined(trace, bound, parts[key]) for key, bound in bounds.items()}
+    replayed = {}
+    for key, bound in bounds.items():
+        joined = [np.concatenate(arrays) for arrays in zip(*parts[key], strict=True)]
+        replayed[key] = PolicyReplay(trace, bound, *joined)
+    return replayed
 
 
 def _checked_and_bound(trace: Trace, policy: ExitPolicy, model: Model | None) -> BoundPolicy:
@@ -134,17 +138,6 @@ def _checked_and_bound(trace: Trace, policy: ExitPolicy, model: Model | None) ->
         trace.check_model(model)
         bound.measure.check_model(model)
     return bound
-
-
-def _joined(trace: Trace, bound: BoundPolicy, parts: Sequence[ReplayedTokens]) -> PolicyReplay:
-    return PolicyReplay(
-        trace,
-        bound,
-        confidences=np.concatenate([part.confidences for part in parts]),
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        readout_rows=np.concatenate([part.readout_rows for part in parts]),
-        kept=np.concatenate([part.kept for part in parts]),
-    )
 
 
 def check_policy(policy: object) -> ExitPolicy:
@@ -248,14 +241,14 @@ class StoredExitState(ExitState):
     def full_logits(self) -> Tensor:
         """As in decoding, where a measure's lens may change what goes to the LM head: that is not shared."""
         if self.read_state is not self.state:
-            return ExitState.full_logits.func(self)
+            return super().full_logits
         if self.layer not in self.logits_by_layer:
-            self.logits_by_layer[self.layer] = ExitState.full_logits.func(self)
+            self.logits_by_layer[self.layer] = super().full_logits
         return self.logits_by_layer[self.layer]
 
 
 class ReplayedTokens(NamedTuple):
-    """What `PolicyReplay` holds, of some tokens."""
+    """The arrays of `PolicyReplay`, of some tokens."""
 
     confidences: np.ndarray  # [token, decision]
     token_ids: np.ndarray  # [token, decision + 1]
@@ -407,21 +400,17 @@ def _read_out(traced: TracedTokens) -> ReplayedTokens:
             confidences.append(state.confidence)
         token_ids.append(on_host(state.top1_id))
         readout_rows.append(state.step.readout_rows.copy())
-    return ReplayedTokens(
-        confidences=np.stack(confidences, axis=1),
-        token_ids=np.stack(token_ids, axis=1),
-        readout_rows=np.stack(readout_rows, axis=1),
-        kept=_kept_ids(states, trace.final_id[traced.tokens]),
-    )
-
-
-def _kept_ids(states: list[ExitState], final_id: np.ndarray) -> np.ndarray:
-    """`[token, layer]`, whether the full-depth prediction is among the ids that each layer scores."""
-    kept = np.ones((len(final_id), len(states)), dtype=bool)
-    final = torch.from_numpy(final_id.astype(np.int64)).to(states[0].after.device)[:, None]
+    final_id = trace.final_id[traced.tokens].astype(np.int64)
+    kept = np.ones((len(final_id), trace.layers), dtype=bool)
+    final = torch.from_numpy(final_id).to(states[0].after.device)[:, None]
     for state in states:
         computed = vars(state).get("readout_logits")  # None where this layer computed no logits
         if computed is not None and computed.ids is not None:
             scored = (computed.ids == final) & torch.isfinite(computed.logits)
             kept[:, state.layer - 1] = on_host(scored.any(-1))
-    return kept
+    return ReplayedTokens(
+        confidences=np.stack(confidences, axis=1),
+        token_ids=np.stack(token_ids, axis=1),
+        readout_rows=np.stack(readout_rows, axis=1),
+        kept=kept,
+    )

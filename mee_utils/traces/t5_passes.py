@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ..decoding.generation import generate
-from ..decoding.inputs import UNLIMITED, EncoderCache, batches_by_length
+from ..decoding.inputs import UNLIMITED, EncoderCache, batches_by_length, input_ids
 from ..decoding.layerwise import start_and_end_ids
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
@@ -49,28 +49,22 @@ class T5Passes:
         )
         return generation.token_ids
 
-    def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], dict]]:
-        """Yields (indices, encoded inputs), long inputs first."""
-        return batches_by_length(self.model, texts, batch_size)
+    def input_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, `[text][token]`."""
+        return input_ids(self.model.tokenizer, texts)
+
+    def batches(self, ids: list[list[int]], batch_size: int) -> Iterator[tuple[list[int], dict]]:
+        """Yields (indices, padded inputs), long inputs first."""
+        return batches_by_length(self.model, ids, batch_size)
 
     def states(self, batch: dict, outputs: list[np.ndarray]) -> TokenStates:
         """One pass at full depth along outputs, as `AnyPasses.states`."""
-        labels = padded_ids(self.model, outputs)
+        ids = [torch.as_tensor(output, dtype=torch.long) for output in outputs]
+        labels = pad_sequence(ids, batch_first=True, padding_value=IGNORED).to(self.model.device)
         real = labels != IGNORED  # [output, position]
-        fed = fed_ids(self.network, labels)
+        start, _ = start_and_end_ids(self.network)
+        fed = functional.pad(labels, (1, -1), value=start).masked_fill(~real, start)  # the ids before
         states, _ = teacher_forced(self.network, batch, fed, self.encodings.pop(batch))
         raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
         embedding = self.network.get_decoder().embed_tokens(fed)[real]  # [token, d_model]
         return TokenStates(raw, embedding, labels[real])
-
-
-def padded_ids(model: Model, outputs: list[np.ndarray]) -> Tensor:
-    """Ids of some outputs, `[output, position]`, with `IGNORED` behind the shorter ones."""
-    ids = [torch.as_tensor(output, dtype=torch.long) for output in outputs]
-    return pad_sequence(ids, batch_first=True, padding_value=IGNORED).to(model.device)
-
-
-def fed_ids(network, labels: Tensor) -> Tensor:
-    """What the decoder is fed along outputs, `[output, position]` both: the start id, then the ids before."""
-    start, _ = start_and_end_ids(network)
-    return functional.pad(labels, (1, -1), value=start).masked_fill(labels == IGNORED, start)

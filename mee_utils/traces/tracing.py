@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole
 from ..common.files import check_file, complete_file
-from ..decoding.inputs import check_evaluation, check_inputs, input_ids
+from ..decoding.inputs import check_evaluation, check_inputs
 from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
@@ -68,9 +68,15 @@ def trace(
     if states is not None:
         states = check_file("states", states, "states.npy")
     token_ids = _outputs_to_trace(passes, texts, references, outputs, max_new_tokens, batch_size)
-    arrays = _trace_outputs(passes, texts, token_ids, top_k, states, batch_size)
+    source_ids = passes.input_ids(texts)
+    arrays = _trace_outputs(passes, source_ids, token_ids, top_k, states, batch_size)
     if isinstance(passes, AnyPasses) and references is None and outputs is None:
-        _check_own_output(model.name, np.concatenate(token_ids), arrays["top_ids"][:, -1, 0])
+        # a model that takes padding for tokens of its input writes one thing in a batch and predicts another
+        # along it; so does one whose search is not greedy. Rounding may change a few.
+        agrees = (np.concatenate(token_ids) == arrays["top_ids"][:, -1, 0]).mean()
+        if agrees < LEAST_AGREEMENT:
+            tokens = f"For {1 - agrees:.0%} of the tokens that {model.name} wrote, its last layer predicts"
+            raise MeeError(f"{tokens} another one: if it does not mask padding, use batch_size=1.")
     lengths = [len(ids) for ids in token_ids]
     return Trace(
         sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
@@ -81,7 +87,7 @@ def trace(
         fingerprint=model.fingerprint,
         min_exit_layer=model.min_exit_layer,
         sizes=passes.sizes,
-        source_ids=input_ids(model.tokenizer, texts),
+        source_ids=source_ids,
         states=None if states is None else np.load(states, mmap_mode="r"),
         **arrays,
     )
@@ -143,7 +149,7 @@ def _check_output(number: int, token_ids: Sequence[int], vocabulary: int) -> np.
 
 def _trace_outputs(
     passes: T5Passes | AnyPasses,
-    texts: list[str],
+    source_ids: list[list[int]],
     outputs: list[np.ndarray],
     top_k: int,
     states: Path | None,
@@ -161,9 +167,9 @@ def _trace_outputs(
             file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
             states_file = _StatesFile(file, (tokens, sizes.layers, sizes.d_model))
         batches = tqdm(
-            passes.batches(texts, batch_size),
+            passes.batches(source_ids, batch_size),
             desc="trace",
-            total=-(-len(texts) // batch_size),
+            total=-(-len(source_ids) // batch_size),
             delay=5,
             disable=None,
         )
@@ -173,18 +179,6 @@ def _trace_outputs(
             if states_file:
                 states_file.write(rows, raw)
     return arrays
-
-
-def _check_own_output(name: str, token_ids: np.ndarray, final_ids: np.ndarray) -> None:
-    """Refuses an output that the last layer does not predict, `[token]` each; rounding may change a few.
-
-    A model that takes padding for tokens of its input writes one thing in a batch and predicts another along
-    it; so does one whose search is not greedy.
-    """
-    agrees = (token_ids == final_ids).mean()
-    if agrees < LEAST_AGREEMENT:
-        differs = f"For {1 - agrees:.0%} of the tokens that {name} wrote, its last layer predicts another one"
-        raise MeeError(f"{differs}: if it does not mask padding, use batch_size=1.")
 
 
 def _empty_arrays(tokens: int, layers: int, top_k: int) -> dict[str, np.ndarray]:
@@ -229,20 +223,15 @@ def _trace_batch(
     rows: list[np.ndarray],
     arrays: dict[str, np.ndarray],
 ) -> Tensor:
-    """Runs a batch, and writes what is kept of its tokens into `arrays`.
+    """Runs a batch along its outputs; what is kept goes into the `rows` of `arrays`, `[token]` of each one.
 
-    Args:
-        passes: of the model.
-        batch: the inputs, as `passes.batches` yields them.
-        outputs: the ids of each output, `[token]`.
-        rows: for each output the rows of its tokens in `arrays`, `[token]`.
-        arrays: those of the whole trace, see `_empty_arrays`.
-
-    Returns:
-        The raw states of these tokens, `[token, layer, d_model]`.
+    Returns the raw states of these tokens, `[token, layer, d_model]`.
     """
     states = passes.states(batch, outputs)
-    _check_finite(passes.model.name, states.after)
+    broken_layers = (~torch.isfinite(states.after)).any(-1).any(0).nonzero()
+    if len(broken_layers):
+        broken = f"The states of {passes.model.name} are not finite from layer {int(broken_layers[0]) + 1} on"
+        raise MeeError(f"{broken}: use dtype float32 or bfloat16, or look for damaged weights.")
     tokens = np.concatenate(rows)
     top_k = arrays["top_ids"].shape[-1]
     size = max(1, LOGITS_AT_ONCE // (passes.sizes.vocabulary * passes.sizes.layers))
@@ -256,21 +245,10 @@ def _trace_batch(
     return states.after
 
 
-def _check_finite(name: str, raw: Tensor) -> None:
-    """Raises `MeeError` naming the first layer after which a state is not finite."""
-    broken_layers = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
-    if len(broken_layers):
-        states = f"The states of {name} are not finite from layer {int(broken_layers[0]) + 1} on"
-        raise MeeError(f"{states}: use dtype float32 or bfloat16, or look for damaged weights.")
-
-
 def _describe(passes, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int) -> dict[str, Tensor]:
-    """What is kept of some tokens at every layer, `[token, layer]` or `[token, layer, k]`.
+    """What is kept of tokens with `raw` states `[token, layer, d_model]`, `embedding` those before layer 1.
 
-    Args:
-        raw: states after each layer, `[token, layer, d_model]`.
-        embedding: states before the first, `[token, d_model]`.
-        token_ids: of the tokens, `[token]`.
+    Each value is `[token, layer]` or `[token, layer, k]`.
     """
     states = passes.norm(raw)
     wide = torch.promote_types(raw.dtype, torch.float32)

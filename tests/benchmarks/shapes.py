@@ -23,6 +23,7 @@ from mee_utils.companion.inputs import weights_digest
 from mee_utils.companion.kinds import best_of_kind, family_of
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
+from mee_utils.decoding.inputs import input_ids
 from mee_utils.decoding.planning import (
     MIN_SPEEDUP,
     Setting,
@@ -92,8 +93,9 @@ class Trained:
     def states(self) -> dict[str, FullDepthStates]:
         """By task: the states of all tokens at full depth."""
         length = self.settings.max_new_tokens
+        ids_of = partial(input_ids, self.model.tokenizer)
         return {
-            name: full_depth_states(self.model, encode_batches(self.model, task.inputs), length)
+            name: full_depth_states(self.model, encode_batches(self.model, ids_of(task.inputs)), length)
             for name, task in self.tasks.items()
         }
 
