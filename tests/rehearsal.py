@@ -262,6 +262,14 @@ def measured_step(clone, environment, name, command):
     record = clone.root.parent / "steps" / f"{' '.join(command)}.json"
     if record.exists():
         return Step(**json.loads(record.read_text()))
+    step = _run_and_measured(clone, environment, name, command)
+    if step.status == 0:
+        record.parent.mkdir(exist_ok=True)
+        record.write_text(json.dumps(asdict(step)))
+    return step
+
+
+def _run_and_measured(clone, environment, name, command):
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "counted.json"
         log = Path(folder) / "log"
@@ -277,7 +285,7 @@ def measured_step(clone, environment, name, command):
             _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         counts = json.loads(counted.read_text()) if counted.exists() else {}
-        step = Step(
+        return Step(
             name=name,
             status=process.returncode,
             wall=time.monotonic() - started,
@@ -287,10 +295,6 @@ def measured_step(clone, environment, name, command):
             gpu_memory=counts.get("gpu_memory", 0),
             said=COLOURS.sub("", log.read_text(errors="replace")),
         )
-    if step.status == 0:
-        record.parent.mkdir(exist_ok=True)
-        record.write_text(json.dumps(asdict(step)))
-    return step
 
 
 def joined(steps):

@@ -309,8 +309,8 @@ def test_a_plausible_set_of_one_is_certain_without_its_mass(eight, contrast, pru
 
 
 def test_without_its_mass_contrast_is_the_public_form_of_notebook_04(eight, traced):
-    policy = bugs.reading(
-        bugs.MasslessReadout, measure=Spy(), threshold=1.0, min_layer=3, contrast="weighted"
+    policy = ExitPolicy(
+        readout_class=bugs.MasslessReadout, measure=Spy(), threshold=1.0, min_layer=3, contrast="weighted"
     )
     assert all(
         (layers == LAYERS).all()
