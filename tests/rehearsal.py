@@ -273,13 +273,12 @@ def _run_and_measured(clone, environment, name, command):
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "counted.json"
         log = Path(folder) / "log"
-        variables = clone.environment | environment | {"COUNTED": str(counted)}
         started = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, __file__, "step", *command],
                 cwd=clone.root,
-                env=variables,
+                env=clone.environment | environment | {"COUNTED": str(counted)},
                 stdout=output,
                 stderr=output,
             )
@@ -469,17 +468,12 @@ def growth(profile, name, shape, examples, tokens, source_tokens):
     training = profile.training
     given = profile.notebooks.get(name, {})
     longest = given.get("max_new_tokens", training.max_target)
-    whole = examples_of_step(profile, name) * work_of_example(profile, "true", training.max_source, longest)
+    if name == MODELS and training.objectives:  # of a task: those learned from, else those held out
+        count = max(max(backbone.examples.values()) for backbone in training.objectives.values())
+    else:
+        count = given.get("limit", max(corpus.held_out or 0 for corpus in profile.corpora.values()))
+    whole = count * work_of_example(profile, "true", training.max_source, longest)
     return whole / (examples * work_of_example(profile, shape, source_tokens, tokens))
-
-
-def examples_of_step(profile, name):
-    """How many examples of a task a step has in the whole run: those held out, or those learned from."""
-    if name == MODELS and profile.training.objectives:
-        learned = [backbone.examples for backbone in profile.training.objectives.values()]
-        return max(max(by_task.values()) for by_task in learned)
-    held_out = max(corpus.held_out or 0 for corpus in profile.corpora.values())
-    return profile.notebooks.get(name, {}).get("limit", held_out)
 
 
 def report(profile, shape, steps, examples, tokens, source_tokens):
@@ -509,17 +503,13 @@ def report(profile, shape, steps, examples, tokens, source_tokens):
     if not counted:
         return "\n".join([*rows, "No operations were counted (--uncounted), so that nothing is estimated."])
     hours = total / SUSTAINED / 3600
+    left_out = ", without the measurements" if any(step.name == MEASURE for step in steps) else ""
     rows.append(
-        f"Estimate of the whole run at the true shape{_without_estimate(steps)}: {total / PETA:.0f} PFLOP. "
+        f"Estimate of the whole run at the true shape{left_out}: {total / PETA:.0f} PFLOP. "
         f"At an assumed {SUSTAINED / TERA:.0f} TFLOP a second that takes {hours:.1f} hours. Inputs and "
         "outputs are taken to be as long as they may be."
     )
     return "\n".join(rows)
-
-
-def _without_estimate(steps):
-    """What the estimate leaves out, in words."""
-    return ", without the measurements" if any(step.name == MEASURE for step in steps) else ""
 
 
 def parameters(profile):
@@ -533,30 +523,12 @@ def parameters(profile):
     return flops // 2 + embeddings * sizes.vocabulary * sizes.d_model  # a number is one multiply-add a token
 
 
-def state_bytes(profile):
-    """What states of traces take on disk, at most: of every model and task, for each length traced."""
-    sizes = decoder_sizes("true", is_long(profile))
-    least = profile.results.examples
-    traced = {(least, profile.results.max_new_tokens)}
-    for name in profile.run_notebooks:
-        given = profile.notebooks.get(name, {})
-        if "max_new_tokens" in given:
-            traced.add((max(given["limit"], least), given["max_new_tokens"]))
-    tokens = sum(examples * longest for examples, longest in traced)
-    models = len(profile.training.models)
-    return models * len(profile.corpora) * tokens * sizes.layers * sizes.d_model * 4
-
-
-def one_pass_flops(profile):
-    """FLOPs of one decoding at full depth, by each model, of the examples of each notebook."""
-    longest = profile.results.max_new_tokens
-    work = work_of_example(profile, "true", profile.training.max_source, longest)
-    examples = sum(profile.notebooks[name]["limit"] for name in profile.run_notebooks)
-    return len(profile.training.models) * len(profile.corpora) * examples * work
-
-
 def needs(names):
-    """What profiles of ready checkpoints take, as a table in markdown: estimates, none of them measured."""
+    """What profiles of ready checkpoints take, as a table in markdown: estimates, none of them measured.
+
+    States are those of traces, of every model and task, for each length traced; one pass is one decoding at
+    full depth, by each model, of the examples of each notebook.
+    """
     rows = [
         "| profile | checkpoints | weights in memory | weights on disk | states on disk, at most "
         "| one pass | minutes per pass |",
@@ -567,18 +539,26 @@ def needs(names):
         training = profile.training
         ids = {each.checkpoint for model in training.models for each in training.checkpoints(model).values()}
         numbers = len(ids) * parameters(profile)
-        one_pass = one_pass_flops(profile)
+        pairs = len(training.models) * len(profile.corpora)
+        least = profile.results.examples
+        longest = profile.results.max_new_tokens
+        traced = {(least, longest)}
+        limits = 0
+        for notebook in profile.run_notebooks:
+            given = profile.notebooks[notebook]
+            limits += given["limit"]
+            if "max_new_tokens" in given:
+                traced.add((max(given["limit"], least), given["max_new_tokens"]))
+        sizes = decoder_sizes("true", is_long(profile))
+        tokens = sum(examples * length for examples, length in traced)
+        states = pairs * tokens * sizes.layers * sizes.d_model * 4
+        one_pass = pairs * limits * work_of_example(profile, "true", training.max_source, longest)
         rows.append(
             f"| `{name}` | {len(ids)} | {2 * numbers / GIGA:.1f} GB | {4 * numbers / GIGA:.1f} GB "
-            f"| {state_bytes(profile) / GIGA:.0f} GB | {one_pass / PETA:.1f} PFLOP "
+            f"| {states / GIGA:.0f} GB | {one_pass / PETA:.1f} PFLOP "
             f"| {one_pass / SUSTAINED / 60:.0f} |"
         )
     return "\n".join(rows)
-
-
-def of_gpu(step):
-    """The most memory that a step took of a GPU; nothing without one."""
-    return f", {step.gpu_memory / GIGA:.1f} GB of the GPU" if step.gpu_memory else ""
 
 
 def new_parser():
@@ -625,11 +605,9 @@ def rehearse_aloud(options, folder):
     steps = []
     for step in rehearse(options.profile, options.shape, folder, notebooks=options.notebook, **lengths):
         steps.append(step)
-        print(
-            f"{step.name}: {step.wall:.0f} seconds, {step.memory / GIGA:.1f} GB{of_gpu(step)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        of_gpu = f", {step.gpu_memory / GIGA:.1f} GB of the GPU" if step.gpu_memory else ""
+        took = f"{step.name}: {step.wall:.0f} seconds, {step.memory / GIGA:.1f} GB{of_gpu}"
+        print(took, file=sys.stderr, flush=True)
         if step.status:
             print(step.said[-3000:], file=sys.stderr)
     print(report(load_profile(options.profile), options.shape, steps, **lengths))

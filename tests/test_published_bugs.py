@@ -220,7 +220,10 @@ def test_positions_are_emitted_in_place_of_ids_and_confidence_stays(eight, trace
     options = {"pruning": "fixed", "top_k": 5, "min_layer": 3}
     plain = generate(eight, INPUTS, ExitPolicy(threshold=1.0, **options), max_new_tokens=LENGTH)
     found = generate(
-        eight, INPUTS, bugs.reading(bugs.PositionReadout, threshold=1.0, **options), max_new_tokens=LENGTH
+        eight,
+        INPUTS,
+        ExitPolicy(readout_class=bugs.PositionReadout, threshold=1.0, **options),
+        max_new_tokens=LENGTH,
     )
     assert max(max(ids) for ids in found.token_ids) < 5 <= min(ids[0] for ids in plain.token_ids)
     states = StoredStates(traced, eight).exit_states(np.flatnonzero(traced.position == 0))
@@ -232,7 +235,10 @@ def test_positions_are_emitted_in_place_of_ids_and_confidence_stays(eight, trace
     level = 0.02
     plain = generate(eight, INPUTS, ExitPolicy(threshold=level, **options), max_new_tokens=1)
     found = generate(
-        eight, INPUTS, bugs.reading(bugs.PositionReadout, threshold=level, **options), max_new_tokens=1
+        eight,
+        INPUTS,
+        ExitPolicy(readout_class=bugs.PositionReadout, threshold=level, **options),
+        max_new_tokens=1,
     )
     assert [list(a) for a in found.exit_layers] == [list(a) for a in plain.exit_layers]
     assert np.array_equal(
@@ -244,7 +250,7 @@ def test_at_the_first_layer_there_is_no_list_yet_and_the_token_is_right(eight):
     options = {"pruning": "fixed", "top_k": 5, "min_layer": 3, "threshold": 0.0}
     plain, found = (
         generate(eight, INPUTS, policy, max_new_tokens=LENGTH)
-        for policy in (ExitPolicy(**options), bugs.reading(bugs.PositionReadout, **options))
+        for policy in (ExitPolicy(**options), ExitPolicy(readout_class=bugs.PositionReadout, **options))
     )
     assert found.token_ids == plain.token_ids and set(np.concatenate(found.exit_layers)) == {3}
 
@@ -260,7 +266,7 @@ def test_the_second_cut_keeps_the_lowest_ids_of_the_first(eight):
 
     options = {"pruning": "decaying", "top_k": 60, "least_k": 8, "min_layer": 3, "threshold": 1.0}
     sizes = ExitPolicy(**options).bind(LAYERS, 600).readout.sizes
-    policy = bugs.reading(Recorded, **options)
+    policy = ExitPolicy(readout_class=Recorded, **options)
     found = generate(eight, INPUTS, policy, max_new_tokens=LENGTH, batch_size=7)
     assert {layer for _, layer in cuts} == set(range(3, LAYERS)) and sizes[4] > sizes[5] > sizes[6]
     for (_, layer), (kept, before, logits) in cuts.items():
@@ -281,7 +287,7 @@ def test_the_second_cut_keeps_the_lowest_ids_of_the_first(eight):
 def test_a_plausible_set_of_one_is_certain_without_its_mass(eight, contrast, pruned):
     options = dict(contrast=contrast, contrast_alpha=1.0, min_layer=3, **pruned)
     spies = (
-        bugs.reading(bugs.MasslessReadout, measure=Spy(), threshold=1.0, **options),
+        ExitPolicy(readout_class=bugs.MasslessReadout, measure=Spy(), threshold=1.0, **options),
         ExitPolicy(Spy(), threshold=1.0, **options),
     )
     bare, right = (
@@ -294,7 +300,10 @@ def test_a_plausible_set_of_one_is_certain_without_its_mass(eight, contrast, pru
         for layer in bare
     )
     early = generate(
-        eight, INPUTS, bugs.reading(bugs.MasslessReadout, threshold=0.999, **options), max_new_tokens=LENGTH
+        eight,
+        INPUTS,
+        ExitPolicy(readout_class=bugs.MasslessReadout, threshold=0.999, **options),
+        max_new_tokens=LENGTH,
     )
     assert set(np.concatenate(early.exit_layers)) == {3} and set(np.concatenate(early.confidences)) == {1}
     late = generate(eight, INPUTS, ExitPolicy(threshold=0.999, **options), max_new_tokens=LENGTH)
@@ -302,8 +311,8 @@ def test_a_plausible_set_of_one_is_certain_without_its_mass(eight, contrast, pru
 
 
 def test_without_its_mass_contrast_is_the_public_form_of_notebook_04(eight, traced):
-    policy = bugs.reading(
-        bugs.MasslessReadout, measure=Spy(), threshold=1.0, min_layer=3, contrast="weighted"
+    policy = ExitPolicy(
+        readout_class=bugs.MasslessReadout, measure=Spy(), threshold=1.0, min_layer=3, contrast="weighted"
     )
     assert all(
         (layers == LAYERS).all()

@@ -73,7 +73,7 @@ class Rule:
 
         The threshold of "static" is a layer. `settings` holds `min_layer`; `top_k`, `first_k`, `least_k` of
         pruned rules; `exit_layer` of FREE's; `alpha` of a contrast. `classifiers` are trained ones by rule;
-        `decay` is that of the threshold.
+        `decay` is that of the threshold. Raises `MeeError` if the rule's classifier is not there.
         """
         from ..exits.policy import ALPHA, ExitPolicy
 
@@ -84,9 +84,15 @@ class Rule:
         if self.name == "free_adaptive":
             layers = [settings["exit_layer"]]
             return ExitPolicy(self.measure, threshold="adaptive", propagation="parallel", exit_layers=layers)
+        measure = self.measure
+        if self.classifier:
+            if not classifiers or self.name not in classifiers:
+                advice = "train exit classifiers (classifiers: seeds), or name the notebook in left_out"
+                raise MeeError(f'Rule "{self.name}" has no exit classifier here: {advice}.')
+            measure = classifiers[self.name]
         sizes = {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
         return ExitPolicy(
-            measure=self._trained_measure(classifiers or {}) if self.classifier else self.measure,
+            measure=measure,
             threshold=self.threshold or (None if threshold is None else float(threshold)),
             decay=self.decay if decay is None else decay,
             min_layer=settings["min_layer"],
@@ -98,13 +104,6 @@ class Rule:
             contrast_alpha=settings.get("alpha", ALPHA) if self.contrast else ALPHA,
             contrast_token=self.contrast_token,
         )
-
-    def _trained_measure(self, classifiers: Mapping):
-        """Its exit classifier. Raises `MeeError` if there is none."""
-        if self.name not in classifiers:
-            advice = "train exit classifiers (classifiers: seeds), or name the notebook in left_out"
-            raise MeeError(f'Rule "{self.name}" has no exit classifier here: {advice}.')
-        return classifiers[self.name]
 
 
 def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **row) -> Rule:

@@ -81,7 +81,7 @@ def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[st
         return f"no {', no '.join(missing)} model", np.nan, np.nan
     rows = {name: Rows(name, table) for name, table in tables.items()}
     try:
-        ours, comparison = _compare(each, Results(rows, parameters))
+        returned = each.compare(Results(rows, parameters))
     except Untestable as reason:
         return str(reason), np.nan, np.nan
     except NoRows as error:
@@ -90,20 +90,13 @@ def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[st
         if each.without_rows is not None:
             return each.without_rows, 1.0, 0.0
         raise MeeError(f'The claim "{each.claim}" {error}: check the table and the statement.') from error
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    if not is_pair or not isinstance(returned[1], Comparison):
+        wanted = "a text and a comparison of estimates, as in `settled >= 0.75` (not `settled.value >= 0.75`)"
+        raise MeeError(f'The claim "{each.claim}" returned {shown(returned)}: return {wanted}.')
+    ours, comparison = returned
     check_quantity(each, set().union(*(table.looked_up for table in rows.values())))
     return ours, comparison.p_holds, comparison.p_fails
-
-
-def _compare(each: Statement, results: Results) -> tuple[str, Comparison]:
-    """What the function of a statement returns, checked."""
-    returned = each.compare(results)
-    is_pair = isinstance(returned, tuple) and len(returned) == 2
-    if is_pair and isinstance(returned[1], Comparison):
-        return returned
-    wanted = (
-        "return a text and a comparison of estimates, as in `settled >= 0.75` (not `settled.value >= 0.75`)"
-    )
-    raise MeeError(f'The claim "{each.claim}" returned {shown(returned)}: {wanted}.')
 
 
 def check_quantity(each: Statement, looked_up: set[str]) -> None:
@@ -123,11 +116,10 @@ def check_quantity(each: Statement, looked_up: set[str]) -> None:
 
 def decided(rows: pd.DataFrame, adjust: Callable | None = None) -> np.ndarray:
     """The verdict on each row, two-sided at `LEVEL`; `adjust` corrects the p-values for their number."""
-    smaller = rows[["p_holds", "p_fails"]].min(axis=1)
-    two_sided = 2 * smaller
+    two_sided = 2 * rows[["p_holds", "p_fails"]].min(axis=1)
     adjusted = two_sided if adjust is None else adjust(two_sided)
     choices = {
-        UNTESTABLE: smaller.isna(),
+        UNTESTABLE: two_sided.isna(),
         UNDECIDED: ~(adjusted <= LEVEL),
         HOLDS: rows.p_holds < rows.p_fails,
     }
@@ -164,17 +156,6 @@ def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
     summary = rows.groupby("claim", sort=False).agg(
         {**firsts, "ours": _together, "reason": _together, **sums}
     )
-    summary["verdict"] = _over_tasks(summary)
-    return summary.reset_index()[["notebook", *TEXTS, "ours", "reason", *counts, "verdict"]]
-
-
-def _together(texts: pd.Series) -> str:
-    """Different texts, in their order."""
-    return "; ".join(dict.fromkeys(texts.dropna().astype(str)))
-
-
-def _over_tasks(summary: pd.DataFrame) -> np.ndarray:
-    """The verdict on each statement, from the numbers of tasks on which it held and failed."""
     choices = {
         UNTESTABLE: summary.tasks == 0,
         HOLDS: summary.held == summary.tasks,
@@ -183,7 +164,13 @@ def _over_tasks(summary: pd.DataFrame) -> np.ndarray:
         HOLDS_ON_SOME: summary.held > 0,
         FAILS_ON_SOME: summary.failed > 0,
     }
-    return np.select(list(choices.values()), list(choices), UNDECIDED)
+    summary["verdict"] = np.select(list(choices.values()), list(choices), UNDECIDED)
+    return summary.reset_index()[["notebook", *TEXTS, "ours", "reason", *counts, "verdict"]]
+
+
+def _together(texts: pd.Series) -> str:
+    """Different texts, in their order."""
+    return "; ".join(dict.fromkeys(texts.dropna().astype(str)))
 
 
 def holm(p_values: pd.Series) -> pd.Series:

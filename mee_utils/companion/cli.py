@@ -137,6 +137,14 @@ def results(options) -> None:
     report.update()
 
 
+def check(options) -> str:
+    """Names every sentence of notebooks, README.md and RESULTS.md that the stored tables of `real` belie."""
+    from . import sentences
+
+    sentences.check()
+    return "every sentence that is watched holds"
+
+
 def pin(options) -> str:
     """Writes the current commit of every hub id into a profile's file."""
     from . import pins
@@ -162,74 +170,59 @@ def origin(options) -> None:
 
 def job(options) -> str:
     """One part of the pipeline, as the Snakefile runs it (kinds: `companion.jobs`; "model" and "tables")."""
-    profile = load_profile(options.profile, options.data)
-    work = jobs.Job(options.kind, options.model, options.task, options.seed)
-    if work.kind == "model":
-        return _train_model(profile, work.model)
-    if work.kind == "tables":
-        if not options.name:
-            raise MeeError("job tables: give --name measured or --name retrained.")
-        return _store_tables(profile, options.name)
-    if work.kind == "trace":
-        check_choice("model", work.model, profile.training.models)
-        return _trace(profile, work.model)
-    _check_job(profile, work)
-    return _make(profile, work, options.force)
-
-
-def _check_job(profile: Profile, work: jobs.Job) -> None:
-    """Refuses a job that is none of the profile's, before anything of it is looked up."""
-    if work in (*jobs.classifier_sets(profile), *jobs.measurements(profile), *jobs.retrainings(profile)):
-        return
-    given = f"{work.kind} of model {work.model}, task {work.task}, seed {work.seed}"
-    models = ", ".join(profile.training.models)
-    tasks = ", ".join([*profile.corpora, jobs.ALL])
-    raise MeeError(f"Profile {profile.name} has no job {given}: its models are {models}, its tasks {tasks}.")
-
-
-def _train_model(profile: Profile, model: str) -> str:
-    from . import freshness
+    from . import artifacts, freshness
     from .training import build
 
-    (folder,) = build.train(profile, [model])
-    freshness.write_record(freshness.record_path(profile, "model", model))
-    return f"trained: {folder}"
-
-
-def _trace(profile: Profile, model: str) -> str:
-    from .artifacts import stored_trace
-
-    for task in profile.corpora:
-        stored_trace(profile, model, task)  # writes its record
-    return f"traced {model}"
+    profile = load_profile(options.profile, options.data)
+    work = jobs.Job(options.kind, options.model, options.task, options.seed)
+    if work.kind == "tables":
+        return _store_tables(profile, options.name)
+    if work.kind == "model":
+        (folder,) = build.train(profile, [work.model])
+        freshness.write_record(freshness.record_path(profile, "model", work.model))
+        return f"trained: {folder}"
+    if work.kind == "trace":
+        check_choice("model", work.model, profile.training.models)
+        for task in profile.corpora:
+            artifacts.stored_trace(profile, work.model, task)  # writes its record
+        return f"traced {work.model}"
+    if work not in (*jobs.classifier_sets(profile), *jobs.measurements(profile), *jobs.retrainings(profile)):
+        given = f"{work.kind} of model {work.model}, task {work.task}, seed {work.seed}"
+        models = ", ".join(profile.training.models)
+        tasks = ", ".join([*profile.corpora, jobs.ALL])
+        raise MeeError(
+            f"Profile {profile.name} has no job {given}: its models are {models}, its tasks {tasks}."
+        )
+    with freshness.recorded(freshness.job_record_path(profile, work), freshness.job_digests(profile, work)):
+        return _make(profile, work, options.force)
 
 
 def _make(profile: Profile, work: jobs.Job, force: bool) -> str:
     """Classifiers, a measurement or a retraining."""
-    from . import artifacts, freshness, measure
+    from . import artifacts, measure
     from .training import retraining
 
-    with freshness.recorded(freshness.job_record_path(profile, work), freshness.job_digests(profile, work)):
-        if work.kind in jobs.CLASSIFIERS:
-            seeds = {spec.seed for spec in jobs.specs_of(profile, work)}
-            classifiers = artifacts.train_classifiers(profile, [work.model], seeds)
-            return f"trained {len(classifiers)} exit classifiers of {work.model}"
-        if work.kind in jobs.RETRAININGS:
-            return f"rows: {retraining.run(profile, work)}"
-        return f"measured: {measure.run(profile, work, force)}"
+    if work.kind in jobs.CLASSIFIERS:
+        seeds = {spec.seed for spec in jobs.specs_of(profile, work)}
+        classifiers = artifacts.train_classifiers(profile, [work.model], seeds)
+        return f"trained {len(classifiers)} exit classifiers of {work.model}"
+    if work.kind in jobs.RETRAININGS:
+        return f"rows: {retraining.run(profile, work)}"
+    return f"measured: {measure.run(profile, work, force)}"
 
 
-def _store_tables(profile: Profile, name: str) -> str:
+def _store_tables(profile: Profile, name: str | None) -> str:
+    """The tables of all measurements, or of all retrainings."""
     from . import freshness, measure
     from .training import retraining
 
-    if name == "measured":
-        digests = freshness.table_digests(profile, jobs.measurements(profile))
-        store = measure.store
-    else:
-        digests = freshness.table_digests(profile, jobs.retrainings(profile))
-        store = retraining.store
-    with freshness.recorded(freshness.record_path(profile, "tables", name), digests):
+    if not name:
+        raise MeeError("job tables: give --name measured or --name retrained.")
+    is_measured = name == "measured"
+    work = jobs.measurements(profile) if is_measured else jobs.retrainings(profile)
+    store = measure.store if is_measured else retraining.store
+    record = freshness.record_path(profile, "tables", name)
+    with freshness.recorded(record, freshness.table_digests(profile, work)):
         return f"tables: {store(profile)}"
 
 
@@ -243,8 +236,12 @@ class Parser(argparse.ArgumentParser):
 
 def profile_options() -> Parser:
     """The options of every command that works on a profile."""
+
+    def named(profile: str) -> str:
+        return _full(profile) if is_file_name(profile) else profile
+
     options = Parser(add_help=False)
-    options.add_argument("--profile", type=_profile, default="small", help="a profile's name, or its file")
+    options.add_argument("--profile", type=named, default="small", help="a profile's name, or its file")
     fetched = fetched_folder()
     options.add_argument("--data", type=_full, default=fetched, help="folder of the profile's corpora")
     return options
@@ -277,6 +274,7 @@ def new_parser() -> Parser:
     _add_suitability_options(add(suitability))
     _add_row_options(add(row, profile))
     add(results)
+    add(check)
     add(pin, profile)
     add(status, profile)
     add(origin).add_argument("file", help="below figures")
@@ -316,10 +314,6 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
 
 def _full(path: str) -> str:
     return str(Path(path).expanduser().resolve()) if path else path
-
-
-def _profile(name: str) -> str:
-    return _full(name) if is_file_name(name) else name
 
 
 def run(arguments: list[str] | None, parser: argparse.ArgumentParser) -> None:
@@ -383,7 +377,13 @@ def _mend_streams() -> None:
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
-    codecs.register_error("plain", _in_plain_characters)
+
+    def in_plain_characters(error: UnicodeError) -> tuple[str, int]:  # "x" for "×"
+        text = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(PLAIN))
+        letters = "".join(letter for letter in text if not unicodedata.combining(letter))
+        return letters.encode("ascii", "replace").decode(), error.end
+
+    codecs.register_error("plain", in_plain_characters)
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="plain")
 
@@ -396,25 +396,15 @@ def _heed_signals() -> None:
                 signal.signal(sign, signal.default_int_handler)
 
 
-def _in_plain_characters(error: UnicodeError) -> tuple[str, int]:
-    """What is printed in place of characters that the output cannot encode: "x" for "×"."""
-    text = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(PLAIN))
-    letters = "".join(letter for letter in text if not unicodedata.combining(letter))
-    return letters.encode("ascii", "replace").decode(), error.end
-
-
 def _one_line(error: OSError) -> str:
     """What the operating system refused; with advice if it was to write results."""
     path = error.filename if isinstance(error.filename, str | os.PathLike) else None
     refused = f"{path or 'a file'}: {error.strerror or one_line(error)}"
-    if error.errno in NOT_WRITABLE and (path is None or _is_output(Path(path))):
+    if error.errno not in NOT_WRITABLE:
+        return f"{refused}."
+    roots = (output_root(), build_root())  # a path is of the results if it is in one of these, or above it
+    if path is None or any(
+        Path(path) in (root, *root.parents) or root in Path(path).parents for root in roots
+    ):
         return f"{refused}; free it, or set MEE_OUTPUT."
     return f"{refused}."
-
-
-def _is_output(path: Path) -> bool:
-    """Whether a path is where results are written, or above it."""
-    for root in (output_root(), build_root()):
-        if root == path or root in path.parents or path in root.parents:
-            return True
-    return False

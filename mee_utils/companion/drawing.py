@@ -55,7 +55,9 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
         model: has the tokenizer.
         percentiles: which tokens, in the order of the layer from which the first trace's prediction is final.
     """
-    _check_percentiles(percentiles)
+    listed = list(percentiles) if isinstance(percentiles, Iterable) else []
+    if not listed or not all(is_number(percent) and 0 <= percent <= 100 for percent in listed):
+        raise MeeError(f"percentiles={_short(percentiles)}: give a list of numbers from 0 to 100.")
     if getattr(model, "tokenizer", None) is None:
         raise MeeError(f"model={_short(model)}: give the model of the traces, which has their tokenizer.")
     token_text = monotonicity.token_text(model.tokenizer)
@@ -74,12 +76,6 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
     return _closed(figure)
 
 
-def _check_percentiles(percentiles: object) -> None:
-    listed = list(percentiles) if isinstance(percentiles, Iterable) else []
-    if not listed or not all(is_number(percent) and 0 <= percent <= 100 for percent in listed):
-        raise MeeError(f"percentiles={_short(percentiles)}: give a list of numbers from 0 to 100.")
-
-
 def draw_reliability(traces: Trace | Sequence[Trace], layers: Sequence[int] | None = None, bins: int = 10):
     """Accuracy by confidence at some layers, by default at a third, two thirds and the whole of the depth.
 
@@ -90,13 +86,15 @@ def draw_reliability(traces: Trace | Sequence[Trace], layers: Sequence[int] | No
 
     def binned(trace: Trace, **labels) -> pd.DataFrame:
         truth = trace.token_id if trace.along == "reference" else trace.final_id
-        shown = _checked_layers(layers, trace.layers) or _thirds(trace.layers)
+        depth = trace.layers
+        thirds = sorted({-(-depth // 3), -(-2 * depth // 3), depth})  # rounded up: [4, 8, 12] of 12
+        shown = thirds if layers is None else _checked_layers(layers, depth)
         return monotonicity.reliability_bins(trace, trace.top1_id == truth[:, None], shown, bins, **labels)
 
     table = _table(binned, traces)
     figure, panels = _panels(table[table.tokens > 0], "layer")
     for axis, rows in panels:
-        figures.perfect_calibration(axis)
+        axis.plot([0, 1], [0, 1], color=figures.GREY, lw=1, dashes=(1, 1), label="perfectly calibrated")
         figures.lines(axis, rows, "confidence", "accuracy", "model")
         figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
         axis.set(xlabel="confidence (top-1 probability)", ylabel="accuracy")
@@ -162,19 +160,12 @@ def _listed(traces: Trace | Iterable[Trace]) -> list[Trace]:
     return listed
 
 
-def _checked_layers(layers: Sequence[int] | None, depth: int) -> list[int]:
-    if layers is None:
-        return []
+def _checked_layers(layers: Sequence[int], depth: int) -> list[int]:
     listed = list(layers) if isinstance(layers, Iterable) else []
     whole = all(isinstance(layer, Integral) and not isinstance(layer, bool) for layer in listed)
     if not listed or not whole or not all(1 <= layer <= depth for layer in listed):
         raise MeeError(f"layers={_short(layers)}: give a list of layers; the model has layers 1 to {depth}.")
     return listed
-
-
-def _thirds(depth: int) -> list[int]:
-    """A third, two thirds and the whole of the depth, rounded up: [4, 8, 12] of 12."""
-    return sorted({-(-depth // 3), -(-2 * depth // 3), depth})
 
 
 def _table(function: Callable[..., pd.DataFrame], traces: Trace | Sequence[Trace]) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 import pandas as pd
 
 from ..common.errors import MeeError
@@ -125,19 +126,23 @@ def panels(
     Raises:
         MeeError: the table has no rows.
     """
+    import matplotlib.pyplot as plt
+
     values = list(table[column].unique())
     if not values:
         raise MeeError("There is nothing to draw: the table has no rows.")
     deep = down if down > 1 else math.ceil(len(values) / per_line)
     wide = len(values) if down > 1 else math.ceil(len(values) / deep)
-    size = (width * wide, height * deep)
-    number = len(values) * down
-    figure, axes = _empty_panels(number, deep, wide, figsize=size, sharex=sharex, sharey=sharey)
+    look = {"figsize": (width * wide, height * deep), "layout": "constrained"}
+    figure, axes = plt.subplots(deep, wide, squeeze=False, sharex=sharex, sharey=sharey, **look)
+    for unused in axes.flat[len(values) * down :]:
+        unused.set_visible(False)
     write_above(figure, title, note)
     made = []
     for place, value in enumerate(values):
-        below = tuple(axes[place::wide]) if down > 1 else (axes[place],)
-        below[0].set_title(textwrap.fill(_title(column, value), int(11 * width)))
+        below = tuple(axes.flat[place::wide]) if down > 1 else (axes.flat[place],)
+        name = label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
+        below[0].set_title(textwrap.fill(name, int(11 * width)))
         made.append((below if down > 1 else below[0], table[table[column] == value]))
     return figure, made
 
@@ -198,20 +203,6 @@ def _even_lines(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _empty_panels(number: int, deep: int, wide: int, **options) -> tuple:
-    """A figure and its panels, line by line; what the last line has too many is not shown."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(deep, wide, squeeze=False, layout="constrained", **options)
-    for unused in axes.flat[number:]:
-        unused.set_visible(False)
-    return figure, list(axes.flat[:number])
-
-
-def _title(column: str, value) -> str:
-    return label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
-
-
 def legend(figure: matplotlib.figure.Figure) -> None:
     """One legend below all panels, as wide as the figure, with every label that occurs in any of them."""
     handles: dict[str, object] = {}
@@ -262,16 +253,11 @@ def lines(
             low = part[band[0]].clip(*clip)
             high = part[band[1]].clip(*clip)
             axis.fill_between(part[x], low, high, color=line.get_color(), alpha=0.18, linewidth=0)
-    if x == "layer":
-        _limit_to_layers(axis)
-
-
-def _limit_to_layers(axis) -> None:
-    """Lets a horizontal axis span the layers that its panels show."""
-    panels = axis.get_shared_x_axes().get_siblings(axis)
-    drawn = [list(line.get_xdata()) for panel in panels for line in panel.lines]
-    layers = [layer for xs in drawn if xs != [0, 1] for layer in xs]  # that is a horizontal line
-    layer_axis(axis, int(max(layers)), int(min(layers)))
+    if x == "layer":  # as many as its panels show; [0, 1] is a horizontal line
+        panels = axis.get_shared_x_axes().get_siblings(axis)
+        drawn = [list(line.get_xdata()) for panel in panels for line in panel.lines]
+        layers = [layer for xs in drawn if xs != [0, 1] for layer in xs]
+        layer_axis(axis, int(max(layers)), int(min(layers)))
 
 
 def column_lines(axis, rows, x: str, columns: Sequence[str], styles=STYLES) -> None:
@@ -279,11 +265,6 @@ def column_lines(axis, rows, x: str, columns: Sequence[str], styles=STYLES) -> N
     for name in columns:
         band = (f"{name}_low", f"{name}_high") if f"{name}_low" in rows else None
         lines(axis, rows.assign(quantity=name), x, name, "quantity", band, styles)
-
-
-def perfect_calibration(axis) -> None:
-    """The diagonal on which a confidence is the accuracy."""
-    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, dashes=(1, 1), label="perfectly calibrated")
 
 
 def predictions(axis, rows) -> None:
@@ -324,17 +305,12 @@ def heat(
     is_filled = numbers.notna().to_numpy().ravel()
     shades = axis.collections[-1].get_facecolors().reshape(-1, 4)  # [cell, colour channel], line by line
     for text, shade in zip(axis.texts, shades[is_filled], strict=True):
-        text.set_color(readable_on(shade))
+        text.set_color("white" if contrast("white", shade) >= contrast(INK, shade) else INK)
     axis.set(xlabel="", ylabel="")
     axis.grid(False)  # else its lines show in empty cells
     axis.tick_params(axis="y", rotation=0)
     frame = {"visible": True, "color": GREY, "linewidth": 0.8}
     axis.spines[:].set(**frame)
-
-
-def readable_on(background) -> str:
-    """The colour of a text on a background: white or `INK`, whichever has the larger contrast."""
-    return max("white", INK, key=lambda colour: contrast(colour, background))
 
 
 def contrast(colour, other) -> float:
@@ -345,11 +321,9 @@ def contrast(colour, other) -> float:
 
 def _luminance(colour) -> float:
     """How light a colour is, from 0 (black) to 1 (white): the relative luminance of WCAG."""
-    luminance = 0.0
-    for value, weight in zip(matplotlib.colors.to_rgb(colour), (0.2126, 0.7152, 0.0722), strict=True):
-        linear = value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
-        luminance += weight * linear
-    return luminance
+    channels = np.array(matplotlib.colors.to_rgb(colour))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 def dots(

@@ -49,7 +49,8 @@ def learned_from(experiment) -> pd.DataFrame:
     its other columns are those of `decisions.overall_ranking`.
     """
     comparison = _Comparison(experiment)
-    tables = comparison.of_margin()
+    margin = RULES[MARGIN].policy(0.9, experiment.profile.results.model_dump())
+    tables = comparison.ranks(margin, rule=MARGIN, learned_from="", features="", seed=0)
     traces = comparison.training_traces()
     last_kind = list(traces)[-1]
     for kind, training_trace in traces.items():
@@ -104,10 +105,6 @@ class _Comparison:
         states = self.experiment.scratch(f"{name}.npy")
         return trace(self.model, inputs, targets, max_new_tokens=longest, states=states)
 
-    def of_margin(self) -> list[pd.DataFrame]:
-        """One table a task."""
-        return self._ranks(self._policy(MARGIN), rule=MARGIN, learned_from="", features="", seed=0)
-
     def of_classifiers(self, kind: str, training_trace: Trace) -> list[pd.DataFrame]:
         """The classifiers on states, every seed."""
         tables = []
@@ -118,14 +115,12 @@ class _Comparison:
             classifier, _ = train_classifier(
                 variant.kind, training_trace, self.model, seed=seed, **learning, **options
             )
-            policy = self._policy(rule, {rule: classifier})
-            tables += self._ranks(policy, rule=rule, learned_from=kind, features="states", seed=seed)
+            policy = RULES[rule].policy(0.9, self.profile.results.model_dump(), {rule: classifier})
+            tables += self.ranks(policy, rule=rule, learned_from=kind, features="states", seed=seed)
         return tables
 
-    def _policy(self, rule: str, classifiers: dict | None = None) -> ExitPolicy:
-        return RULES[rule].policy(0.9, self.profile.results.model_dump(), classifiers)
-
-    def _ranks(self, policy: ExitPolicy, **labels) -> list[pd.DataFrame]:
+    def ranks(self, policy: ExitPolicy, **labels) -> list[pd.DataFrame]:
+        """How well a policy ranks the tokens of the test examples; one table a task."""
         replays = {task: replay_policy(test, policy, self.model) for task, test in self.tests.items()}
         return [overall_ranking(replayed, task=task, **labels) for task, replayed in replays.items()]
 

@@ -119,11 +119,6 @@ class MasslessReadout(Readout):
         read.scores = read.scores.masked_fill(~plausible, -inf).log_softmax(dim=-1)
 
 
-def reading(readout: type[Readout], **options) -> ExitPolicy:
-    """A policy with these options that computes logits in another way."""
-    return ExitPolicy(readout_class=readout, **options)
-
-
 class UnweightedThreshold(AdaptiveThreshold):
     """FREE's adaptive threshold without the mixing weights (FREE, code): agreement counts as one half."""
 
@@ -181,7 +176,7 @@ def pairs(
             for rule, options in rules.items():
                 sizes = {option: settings[name] for option, name in PRUNED_SIZES.get(rule, {}).items()}
                 options = {"threshold": THRESHOLD, "min_layer": first, **options, **sizes}
-                yield Pair(rule, ExitPolicy(**options), reading(wrong, **options))
+                yield Pair(rule, ExitPolicy(**options), ExitPolicy(readout_class=wrong, **options))
 
 
 def measure_bugs(

@@ -60,16 +60,12 @@ def pages() -> dict[str, str]:
 
 def readme() -> str:
     """README.md with the parts between its marks renewed."""
-    parts = {"findings": page("findings"), "notebooks": list_of_notebooks()}
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return README_PART.sub(lambda mark: mark[1] + parts[mark[2]] + mark[3], text)
-
-
-def list_of_notebooks() -> str:
-    """The table of notebooks and their questions, as the index of the notebooks has it."""
     index = json.loads(INDEX.read_text(encoding="utf-8"))
     lines = [line for line in index["cells"][0]["source"] if line.startswith("|")]
-    return "".join(lines).replace("](", "](notebooks/")
+    notebooks = "".join(lines).replace("](", "](notebooks/")  # the table of the notebooks' own index
+    parts = {"findings": page("findings"), "notebooks": notebooks}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return README_PART.sub(lambda mark: mark[1] + parts[mark[2]] + mark[3], text)
 
 
 def page(name: str) -> str:
@@ -86,7 +82,10 @@ def table(name: str, *arguments) -> str:
 def ledger(paper: str) -> str:
     """The statements of a paper as a table: what was published, and verdict and numbers here."""
     rows = stored("08_results/ledger")
-    rows = rows[[_paper(source) == paper for source in rows.source]]
+    papers = rows.source.map(
+        lambda source: next(p for p, begins in PAPERS.items() if re.match(begins, source))
+    )
+    rows = rows[papers == paper]
     numbers = rows[["ours", "reason"]].fillna("").agg("; ".join, axis=1).str.strip("; ")
     cells = "**" + rows.verdict + "** " + numbers.str.replace("; ", "<br>")
     by_data = rows.assign(cell=cells).pivot(index="claim", columns="data", values="cell")
@@ -103,15 +102,10 @@ def ledger(paper: str) -> str:
     return markdown(shown.loc[first.index])
 
 
-def _paper(source: str) -> str:
-    return next(paper for paper, pattern in PAPERS.items() if re.match(pattern, source))
-
-
 @cache
 def numbers() -> dict[str, str]:
     """The numbers in the text, by name; of real text, and of CALM's model where no other is named."""
-    of_exits = _of_exits()
-    return _of_models() | _of_decisions() | of_exits | _of_ledger()
+    return _of_models() | _of_decisions() | _of_exits() | _of_ledger()
 
 
 def real(name: str, **wanted) -> pd.DataFrame:
@@ -186,10 +180,9 @@ def _of_exits() -> dict[str, str]:
     points = real("08_results/score_against_flops", model=MAIN_MODEL)
     points = points[(points.retained >= QUALITY) & ~points.rule.isin(["full_depth", "oracle", "static"])]
     least = points.groupby("task").flops_share.min().clip(upper=1)
-    kept = real("08_results/at_99_percent")
-    kept = kept[(kept.rule != "static") & (kept.verdict == KEEPS_IT)]
-    saving = kept[kept.flops_share < 1]
-    reliable = saving.groupby("task").flops_share.min()
+    certain = real("08_results/at_99_percent")
+    saving = certain[(certain.verdict == KEEPS_IT) & (certain.flops_share < 1)]
+    reliable = saving[saving.rule != "static"].groupby("task").flops_share.min()
     of_vanilla = real("08_results/kept_of_vanilla").query("rule != 'static'")
     keeping = of_vanilla[(of_vanilla.of_vanilla_low >= QUALITY) & (of_vanilla.flops_share < 1)]
     exits = real("08_results/rivals").query(
@@ -197,17 +190,14 @@ def _of_exits() -> dict[str, str]:
     )
     lossless = pd.read_csv(BENCH / "lossless.csv").query("profile == 'real' and batch == 1")
     speed = lossless.set_index("model").speed
-    mee = real("08_results/at_99_percent").query(
-        "rule in @MEE_RULES", local_dict={"MEE_RULES": list(MEE_RULES)}
-    )
     return {
         "rules_at_mean": percent(least.mean()),
         "rules_reliably": percent(reliable.reindex(least.index).fillna(1).mean()),
         "reliable_pairs": str(len(of_vanilla)),
         "pairs_of_vanilla": str(len(keeping)),
         "exits_of_vanilla": span(exits.groupby("task").relative_flops.min()),
-        "mee_cases": str(len(mee)),
-        "mee_saving": str(int(((mee.verdict == KEEPS_IT) & (mee.flops_share < 1)).sum())),
+        "mee_cases": str(certain.rule.isin(MEE_RULES).sum()),
+        "mee_saving": str(saving.rule.isin(MEE_RULES).sum()),
         "verified_calm": span(speed[MAIN_MODEL], "{:.2f}".format),
         "verified_free": span(speed["free"], "{:.2f}".format),
     }

@@ -4,8 +4,6 @@ A function returns texts as they are shown, a column named as readers see it. Ro
 then those of synthetic data.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
@@ -144,10 +142,8 @@ def who_decides() -> pd.DataFrame:
     rules = stored("08_results/at_99_percent")
     safe = rules[(rules.verdict == KEEPS_IT) & (rules.flops_share < 1)]
     least = safe.assign(family=safe.rule.map(family)).groupby([*KEYS, "family"]).flops_share.min()
-    columns = dict.fromkeys(map(family, RULES))
-    shares = least.unstack("family").reindex(
-        columns=[name for name in columns if name in least.index.unique("family")]
-    )
+    shares = least.unstack("family")
+    shares = shares[[name for name in dict.fromkeys(map(family, RULES)) if name in shares]]
     return shares.map(PERCENT, na_action="ignore").fillna("none").reset_index()
 
 
@@ -174,16 +170,13 @@ def limits() -> pd.DataFrame:
 def every_rule() -> pd.DataFrame:
     """Every rule on real text: what it is, its AUROC, and its FLOPs by four criteria on each task."""
     reliable = stored("08_results/at_99_percent")
-    kept = reliable[(reliable.verdict == KEEPS_IT)]
+    kept = reliable[reliable.verdict == KEEPS_IT]
     points = stored("08_results/score_against_flops").query(f"model == '{MAIN_MODEL}'")
     at_mean = points[points.retained >= QUALITY].groupby([*KEYS, "rule"], as_index=False).flops_share.min()
     at_loss = stored("08_results/at_equal_loss").query("wanted == 0.05")
-    guaranteed = stored("08_results/calibrated")
-    guaranteed = guaranteed[
-        (guaranteed.kind == "consistency")
-        & (guaranteed.bound == "hoeffding_bentkus")
-        & (guaranteed.delta == 0.1)
-    ]
+    guaranteed = stored("08_results/calibrated").query(
+        "kind == 'consistency' and bound == 'hoeffding_bentkus' and delta == 0.1"
+    )
     columns = {}
     criteria = [at_mean, kept, at_loss, guaranteed]
     shares = [rows[rows.data == "real"].set_index(["rule", "task"]).flops_share for rows in criteria]
@@ -192,18 +185,9 @@ def every_rule() -> pd.DataFrame:
         columns[task] = pd.concat(texts, axis=1).fillna(NONE).agg(" / ".join, axis=1)
     table = pd.DataFrame(columns)
     areas = stored("06_survey_rules/rules").query("data == 'real'").set_index("rule").roc_area
-    order = (
-        shares[0]
-        .clip(upper=1)
-        .unstack("task")
-        .reindex(table.index)
-        .fillna(1)
-        .mean(axis=1)
-        .sort_values(kind="stable")
-    )
-    table = table.loc[
-        [rule for rule in order.index if rule in RULES and rule not in ("full_depth", "oracle")]
-    ]
+    spent = shares[0].clip(upper=1).unstack("task").reindex(table.index).fillna(1).mean(axis=1)
+    order = spent.sort_values(kind="stable").index
+    table = table.loc[[rule for rule in order if rule in RULES and rule not in ("full_depth", "oracle")]]
     table.insert(0, "AUROC", areas.map("{:.3f}".format, na_action="ignore").reindex(table.index))
     table.insert(0, "family", [family(rule) for rule in table.index])
     return table.rename_axis("rule").reset_index().assign(rule=lambda rows: rows.rule.map(label))
@@ -354,9 +338,3 @@ def _bench(name: str) -> pd.DataFrame:
     parts = [one_machine(rows[rows.profile == profile]).assign(data=data) for profile, data in DATA.items()]
     together = pd.concat(parts, ignore_index=True)
     return together.assign(task=together.task.map(label))
-
-
-def processors(*names: str) -> Iterable[str]:
-    """The machines behind tables of the benchmark."""
-    rows = pd.concat([_bench(name).processor for name in names])
-    return sorted(rows.unique())

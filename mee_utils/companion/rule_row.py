@@ -27,7 +27,7 @@ from ..exits.measures import MEASURES, Measure
 from ..exits.policy import ExitPolicy
 from ..traces.replay import replay_policy
 from . import verdicts
-from .catalogue import MAIN_MODEL, PRUNED_SIZES, Rule
+from .catalogue import MAIN_MODEL, Rule
 from .experiment import Experiment
 from .figures import label
 from .jobs import Job
@@ -132,17 +132,7 @@ def row(
 
 def policy_of(rule: Rule, threshold: float, profile: Profile) -> ExitPolicy:
     """A rule at a threshold; one that has none decides alone."""
-    settings = profile.results.model_dump()
-    if rule.thresholded:
-        return rule.policy(threshold, settings)
-    sizes = {option: settings[name] for option, name in PRUNED_SIZES.get(rule.pruning, {}).items()}
-    return ExitPolicy(
-        rule.measure,
-        min_layer=settings["min_layer"],
-        pruning=rule.pruning,
-        prune_last_layer=rule.prune_last_layer,
-        **sizes,
-    )
+    return rule.policy(threshold if rule.thresholded else None, profile.results.model_dump())
 
 
 def find_rule(source: str, model: Callable) -> Measure:
@@ -152,10 +142,17 @@ def find_rule(source: str, model: Callable) -> Measure:
     path = Path(source).expanduser()
     if path.exists():
         return load_classifier(_checkpoint(path), model())
-    module, separator, name = source.partition(":")
-    if not separator or not module or not name:
+    module, _, name = source.partition(":")
+    if not module or not name:
         raise MeeError(f"rule={shown(source)} is neither a checkpoint nor a class: {EXAMPLE}.")
-    return _instance(source, _attribute(source, module, name))
+    try:
+        loaded = _loaded_module(module)
+    except (Exception, SystemExit) as error:  # whatever the reader's module raises
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise MeeError(f"rule={shown(source)}: {module} cannot be imported ({reason}); {EXAMPLE}.") from error
+    if not hasattr(loaded, name):
+        raise MeeError(f'rule={shown(source)}: {module} has no "{name}"; {EXAMPLE}.')
+    return _instance(source, getattr(loaded, name))
 
 
 def _checkpoint(path: Path) -> Path:
@@ -169,17 +166,6 @@ def _checkpoint(path: Path) -> Path:
         names = ", ".join(file.name for file in files[:3]) or "none"
         raise MeeError(f"{path} has {len(files)} files *.safetensors ({names}): name the one to measure.")
     return files[0]
-
-
-def _attribute(source: str, module: str, name: str) -> object:
-    try:
-        loaded = _loaded_module(module)
-    except (Exception, SystemExit) as error:  # whatever the reader's module raises
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise MeeError(f"rule={shown(source)}: {module} cannot be imported ({reason}); {EXAMPLE}.") from error
-    if not hasattr(loaded, name):
-        raise MeeError(f'rule={shown(source)}: {module} has no "{name}"; {EXAMPLE}.')
-    return getattr(loaded, name)
 
 
 def _loaded_module(module: str) -> ModuleType:
@@ -241,30 +227,20 @@ def report(measured: Measured, name: str, profile: Profile, limit: int | None) -
         lines.append({"FLOPs": where} | {label(task): cell.with_interval for task, cell in by_task.items()})
         if limit is None:  # on fewer examples than the stored rules it would mean nothing
             lines.append({"FLOPs": "rank"} | {label(task): cell.rank for task, cell in by_task.items()})
-    parts = [
-        f"# {name} among the rules (profile {profile.name})",
-        _how_measured(measured, limit),
-        markdown(pd.DataFrame(lines)),
-        "`figures/results/rules.md` has the other rules.",
-    ]
-    return "\n\n".join(parts)
-
-
-def _how_measured(measured: Measured, limit: int | None) -> str:
-    """On what, and on which machine."""
-    quick = ""
-    if limit:
-        quick = (
-            "**A quick look**, on fewer examples than the rules of the page: intervals are wide, and there "
-            "are no ranks. "
-        )
-    tried = len(measured.select("validation", rule=ROW))
-    return (
-        f"{quick}{measured.tested} test examples per task; settings tried on validation examples: {tried}. "
-        f"Machine: {processor()}, {os.cpu_count()} cores. In brackets: 95 % intervals over examples; ranks "
-        "are among the rules that are stored for this profile, by FLOPs. Speed is not timed here: `make "
-        "bench` does that for the rules of the study."
+    quick = (
+        "**A quick look**, on fewer examples than the rules of the page: intervals are wide, and there "
+        "are no ranks. "
     )
+    tried = len(measured.select("validation", rule=ROW))
+    how = (
+        f"{quick if limit else ''}{measured.tested} test examples per task; settings tried on validation "
+        f"examples: {tried}. Machine: {processor()}, {os.cpu_count()} cores. In brackets: 95 % intervals "
+        "over examples; ranks are among the rules that are stored for this profile, by FLOPs. Speed is not "
+        "timed here: `make bench` does that for the rules of the study."
+    )
+    title = f"# {name} among the rules (profile {profile.name})"
+    others = "`figures/results/rules.md` has the other rules."
+    return "\n\n".join([title, how, markdown(pd.DataFrame(lines)), others])
 
 
 class Cell(NamedTuple):
@@ -281,9 +257,7 @@ def _at_quality(measured: Measured, profile: Profile) -> Cells:
     """FLOPs where 99 % of the score is kept for certain."""
     rows = verdicts.keeping(measured, MAIN_MODEL, QUALITY)
     rows = rows[rows.rule == ROW]
-    stored = _stored(profile, "at_99_percent")
-    if stored is not None:
-        stored = stored[(stored.verdict == KEEPS_IT) & (stored.flops_share < 1)]
+    stored = _stored(profile, "at_99_percent", f"verdict == '{KEEPS_IT}' and flops_share < 1")
     choices = [rows.verdict == UNDECIDED, rows.verdict != KEEPS_IT, rows.flops_share >= 1]
     texts = ["not certain", "loses more", "no saving"]
     cells = np.select(choices, texts, rows.flops_share.map("{:.0%}".format))
@@ -294,9 +268,7 @@ def _at_loss(measured: Measured, profile: Profile, loss: float) -> Cells:
     """FLOPs at a mean consistency loss."""
     rows = verdicts.at_equal_loss(measured, MAIN_MODEL, [loss])
     cells = np.where(rows.reading == verdicts.BETWEEN, rows.flops_share.map("{:.0%}".format), rows.reading)
-    stored = _stored(profile, "at_equal_loss")
-    if stored is not None:
-        stored = stored[(stored.wanted == loss) & (stored.reading == verdicts.BETWEEN)]
+    stored = _stored(profile, "at_equal_loss", f"wanted == {loss} and reading == '{verdicts.BETWEEN}'")
     return _with_ranks(rows, cells, stored)
 
 
@@ -305,17 +277,15 @@ def _guaranteed(measured: Measured, profile: Profile) -> Cells:
     bound = "hoeffding_bentkus"
     rows = verdicts.calibrated(measured, MAIN_MODEL, {"consistency": [DELTA]}, [bound])
     cells = np.where(rows.found.astype(bool), rows.flops_share.map("{:.0%}".format), "no threshold passes")
-    stored = _stored(profile, "calibrated")
-    if stored is not None:
-        stored = stored[(stored.kind == "consistency") & (stored.bound == bound) & (stored.delta == DELTA)]
-        stored = stored[stored.found.astype(bool)]
+    wanted = f"kind == 'consistency' and bound == '{bound}' and delta == {DELTA} and found"
+    stored = _stored(profile, "calibrated", wanted)
     return _with_ranks(rows, cells, stored)
 
 
-def _stored(profile: Profile, table: str) -> pd.DataFrame | None:
-    """A table of chapter 08 for the rules of the study; None where it was not made."""
+def _stored(profile: Profile, table: str, wanted: str) -> pd.DataFrame | None:
+    """The wanted rows of a table of 08 for the rules of the study; None where it was not made."""
     try:
-        return read_table(profile.name, "08_results", table)
+        return read_table(profile.name, "08_results", table).query(wanted)
     except MeeError:
         return None
 

@@ -48,8 +48,6 @@ QUANTITIES = {  # what a statement may be judged by -> the columns that measure 
     "ranking": ("roc_area",),
     "loss": ("loss", "regret", "p_value"),
 }
-
-
 TIMED = ("times", "answer", "published_times")  # the tables of the clock: make bench
 
 
@@ -70,43 +68,21 @@ class Statement:
     quote: str  # the statement, in the paper's words or close to them; in brackets, how it is tested here
     published: str  # the published number
     judged_by: str  # one of `QUANTITIES`
-    models: tuple[str, ...]  # that it speaks of; without one of them it cannot be tested
-    without_rows: str | None  # our value where a table lacks the rows: then the statement does not hold
-    untested: str | None  # why it cannot be tested where a table lacks the rows; both None: an error
-    of_our_own: bool  # whether we added it: no paper states it
     compare: Callable[[Any], tuple[str, Comparison]]
+    models: tuple[str, ...]  # that it speaks of; without one of them it cannot be tested
+    without_rows: str | None = None  # our value where a table lacks the rows: it then does not hold
+    untested: str | None = None  # why it cannot be tested where a table lacks the rows; both None: an error
+    of_our_own: bool = False  # whether we added it: no paper states it
 
 
-def statement(
-    claim: str,
-    *,
-    source: str,
-    quote: str,
-    published: str,
-    judged_by: str,
-    models: Sequence[str] = ("calm",),
-    without_rows: str | None = None,
-    untested: str | None = None,
-    of_our_own: bool = False,
-) -> Callable[[Callable], Statement]:
+def statement(claim: str, *, judged_by: str, models: Sequence[str] = ("calm",), **fields: Any) -> Callable:
     """Makes a `Statement` of the function that compares our results with it; the fields are the class's."""
     check_choice("judged_by", judged_by, QUANTITIES)
-    if without_rows is not None and untested is not None:
+    if fields.keys() >= {"without_rows", "untested"}:
         raise MeeError(f'The claim "{claim}" has without_rows and untested: it fails, or it is not tested.')
 
     def complete(compare: Callable[[Any], tuple[str, Comparison]]) -> Statement:
-        return Statement(
-            claim=claim,
-            source=source,
-            quote=quote,
-            published=published,
-            judged_by=judged_by,
-            models=tuple(models),
-            without_rows=without_rows,
-            untested=untested,
-            of_our_own=of_our_own,
-            compare=compare,
-        )
+        return Statement(claim, judged_by=judged_by, models=tuple(models), compare=compare, **fields)
 
     return complete
 
@@ -132,19 +108,16 @@ def statement_from_each_start(
     """
 
     def complete(compare: Callable[[Any, int], tuple[str, Comparison]]) -> tuple[Statement, ...]:
-        def from_layer(parameter: str) -> Callable[[Any], tuple[str, Comparison]]:
+        statements = []
+        for start, (parameter, reason) in STARTS.items():
+
+            @statement(f"{claim}, {start}", quote=quote.format(start=f"{start} on, {reason}"), **fields)
             @wraps(compare)
-            def compare_there(results):
+            def compare_there(results, parameter=parameter):
                 return compare(results, getattr(results, parameter))
 
-            return compare_there
-
-        return tuple(
-            statement(f"{claim}, {start}", quote=quote.format(start=f"{start} on, {reason}"), **fields)(
-                from_layer(parameter)
-            )
-            for start, (parameter, reason) in STARTS.items()
-        )
+            statements.append(compare_there)
+        return tuple(statements)
 
     return complete
 
@@ -220,12 +193,22 @@ class Rows:
         return rows
 
     def _select(self, values: dict) -> pd.DataFrame:
+        """The rows whose columns have a wanted value, one of a list of values, or one that passes a test."""
         if self.table is None:
             raise Untestable("not timed" if self.name in TIMED else "not measured")
         rows = self.table
         for column, wanted in values.items():
             self._check_column(column)
-            rows = _with_value(rows, column, wanted)
+            if callable(wanted):
+                rows = rows[rows[column].map(wanted).astype(bool)]
+            elif isinstance(wanted, list):
+                order = rows[column].map({value: number for number, value in enumerate(wanted)})
+                order = order.reset_index(
+                    drop=True
+                ).dropna()  # positions: labels of a joined table may repeat
+                rows = rows.iloc[order.sort_values(kind="stable").index]
+            else:
+                rows = rows[rows[column] == wanted]
         return rows
 
     def _check_column(self, column: str) -> None:
@@ -266,17 +249,6 @@ def surely_positive(least: float, most: float) -> Comparison:
     if least > 0 or most < 0:
         return Estimate(least if least > 0 else most) > 0
     return Estimate(0.0, np.zeros(2)) > 0
-
-
-def _with_value(rows: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
-    """The rows whose column has a wanted value, one of a list of values, or one that passes a test."""
-    if callable(wanted):
-        return rows[rows[column].map(wanted).astype(bool)]
-    if isinstance(wanted, list):
-        order = rows[column].map({value: number for number, value in enumerate(wanted)})
-        order = order.reset_index(drop=True).dropna()  # positions: labels of a joined table may repeat
-        return rows.iloc[order.sort_values(kind="stable").index]
-    return rows[rows[column] == wanted]
 
 
 def largest_drop(curve: Estimate) -> Estimate:

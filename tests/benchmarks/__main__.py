@@ -23,9 +23,7 @@ from . import decoder, rules, shapes, tables
 from .workloads import WORKLOADS
 
 PARTS = [*decoder.PARTS, *shapes.PARTS, *rules.PARTS]
-Timed = tuple[
-    pd.DataFrame, str, Sequence[str]
-]  # a table, the name of its file, and what identifies its lines
+Timed = tuple[pd.DataFrame, str, Sequence[str]]  # a table, its file's name, and what identifies its lines
 
 
 def bench(options) -> None:

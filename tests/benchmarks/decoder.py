@@ -109,25 +109,18 @@ def decision_cost(bench: Bench) -> Iterator[Timing]:
     full = bench.times({"full_depth": bench.ours(1)})["full_depth"]
     readout, *_ = bench.parts()
     layer = ((full / bench.workload.tokens - readout) / bench.layers).median()
-    for name, policy in _timed_policies(bench).items():
-        if policy.measure.lookback < bench.layers - 3:  # else it looks back farther than this decoder is deep
-            yield Timing(name, 1, _decision_seconds(bench, policy) / layer, LAYER)
-
-
-def _timed_policies(bench: Bench) -> dict[str, ExitPolicy]:
-    """Policies that decide at every layer and never exit, by what the table calls them."""
     untrained = untrained_classifiers(bench)
     policies = {name: undecided(name) for name in MEASURES}
-    for name in VARIANTS:
-        policies[name] = undecided(untrained[name])
+    policies |= {name: undecided(untrained[name]) for name in VARIANTS}
     for name in SURVEY:
         rule = RULES[name]
         if rule.thresholded and rule.decay is None:
             policy = rule.policy(1.0, {"min_layer": 1, "top_k": 64}, untrained)
             policies[name] = policy.at_threshold(policy.measure.range[1])  # nothing exceeds it
-    for name, options in TABLES["readouts"].items():
-        policies[name] = undecided(**options)
-    return policies
+    policies |= {name: undecided(**options) for name, options in TABLES["readouts"].items()}
+    for name, policy in policies.items():
+        if policy.measure.lookback < bench.layers - 3:  # else it looks back farther than this decoder is deep
+            yield Timing(name, 1, _decision_seconds(bench, policy) / layer, LAYER)
 
 
 def untrained_classifiers(bench: Bench) -> dict[str, ExitClassifier]:

@@ -51,18 +51,6 @@ from .scores import scores
 
 DEMAND = 0.01  # mean consistency loss: notebook 06's
 LONGEST = 8  # tokens that wait at most, where rules are compared as drafts
-SPEEDS = (
-    "seconds",
-    "samples_per_second",
-    "tokens_per_second",
-    "speed",
-    "lowest",
-    "highest",
-    "ranked",
-    "samples_speed",
-    "samples_lowest",
-    "samples_highest",
-)
 KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
 FEW = 16  # inputs that are decoded one at a time
 SOME = 64  # inputs that are decoded in batches, at least one batch
@@ -125,7 +113,7 @@ def published(experiment: Experiment) -> Iterator[Setting]:
     """MEE's main figure (`companion.published_setting`) on test inputs.
 
     In batches, as published, all are decoded and scored. Alone, a few are timed, without the published cut:
-    what exact decoding gives does not depend on the batch (`with_scores_of_batches`).
+    what exact decoding gives does not depend on the batch (see `run`).
     """
     settings = experiment.profile.results
     (model,) = experiment.models([MAIN_MODEL]).values()
@@ -295,21 +283,16 @@ def run(
             )
             generations = in_turns(setting, batch, rounds)
             table = labels.reset_index(drop=True).join(speeds(setting, generations))
-            columns = [*KEYS, *setting.labels, *SPEEDS]
             if setting.metric:
-                outputs = scores(setting.task, setting.metric, generations)
-                table = table.join(outputs)
-                columns += list(outputs)
-            tables.append(table[[*columns, "weights"]])
+                table = table.join(scores(setting.task, setting.metric, generations))
+            first = [*KEYS, *setting.labels]
+            rest = [name for name in table if name not in (*first, "weights")]
+            tables.append(table[[*first, *rest, "weights"]])
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-    return with_scores_of_batches(table) if "score" in table else table
-
-
-def with_scores_of_batches(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the part "published": those timed alone get the scores of the same setting in batches."""
-    setting = ["task", "rule", "threshold", "min_layer", "decoder"]
-    scored = table.groupby(setting, dropna=False)[OF_OUTPUTS].transform("first")
-    return table.assign(**{column: scored[column] for column in OF_OUTPUTS})
+    if "score" in table:  # what was timed alone gets the scores of the same setting in batches
+        keys = ["task", "rule", "threshold", "min_layer", "decoder"]
+        table[OF_OUTPUTS] = table.groupby(keys, dropna=False)[OF_OUTPUTS].transform("first")
+    return table
 
 
 def in_turns(setting: Setting, batch: int, rounds: int) -> list[list[Generation]]:
@@ -331,14 +314,10 @@ def in_turns(setting: Setting, batch: int, rounds: int) -> list[list[Generation]
 
         return decode
 
-    decodings = {0: decoding(None)}
-    for number, contender in enumerate(setting.contenders, start=1):
-        if contender is not None:
-            decodings[number] = decoding(contender)
-    numbers = range(1 + len(setting.contenders))
-    return [
-        [turns.get(number, turns[0]) for number in numbers] for turns in take_turns(decodings, len(portions))
-    ]
+    contenders = dict(enumerate([None, *setting.contenders]))
+    timed = {number: one for number, one in contenders.items() if number == 0 or one is not None}
+    rounds_of = take_turns({number: decoding(one) for number, one in timed.items()}, len(portions))
+    return [[turns.get(number, turns[0]) for number in contenders] for turns in rounds_of]
 
 
 def portions_of(setting: Setting, batch: int, rounds: int) -> list[list[str]]:
@@ -368,10 +347,8 @@ def speeds(setting: Setting, generations: list[list[Generation]]) -> pd.DataFram
         they are ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs
         do to it included).
     """
-    seconds = np.array(
-        [[generation.seconds for generation in row] for row in generations]
-    )  # [round, contender]
-    tokens = np.array([[generation.tokens for generation in row] for row in generations])
+    seconds = np.array([[each.seconds for each in row] for row in generations])  # [round, contender]
+    tokens = np.array([[each.tokens for each in row] for row in generations])
     samples = np.array([[len(row[0].texts)] for row in generations])
     rate = tokens[:, 1:] / seconds[:, 1:]  # of the contenders, in tokens a second
     full_rate = tokens[:, :1] / seconds[:, :1]

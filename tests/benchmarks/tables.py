@@ -47,7 +47,12 @@ def save(table: pd.DataFrame, name: str, keys: Sequence[str], device: str = "cpu
     machine["ctranslate2"] = machine["ctranslate2"] or before.get("ctranslate2")
     table = _as_text(table.assign(processor=machine["processor"]))
     if path.exists():
-        table = _with_stored(table, path, keys, _same_versions(machine, before))
+        stored = pd.read_csv(path, dtype=str, keep_default_na=False)
+        replaced = stored.processor.isin(table.processor)
+        if before and all(before.get(key) in (None, value) for key, value in machine.items()):
+            lines = ["processor", *keys]  # the same versions, as far as they were described before
+            replaced = stored.set_index(lines).index.isin(table.set_index(lines).index)
+        table = pd.concat([table, stored[~replaced]], ignore_index=True).fillna("")
     description = {key: value for key, value in machine.items() if key != "processor"}
     machines[name] = {machine["processor"]: description} | others  # what was timed last comes first
     columns = ["processor", *(column for column in table if column != "processor")]
@@ -82,21 +87,6 @@ def _as_text(table: pd.DataFrame) -> pd.DataFrame:
         digits = THRESHOLD_DIGITS if name == "threshold" else 4
         columns[name] = [text(value, digits) for value in table[name]]
     return pd.DataFrame(columns, dtype=str)
-
-
-def _same_versions(machine: dict, before: dict) -> bool:
-    """Whether a machine is as it was described before, as far as it was."""
-    return bool(before) and all(before.get(key) in (None, value) for key, value in machine.items())
-
-
-def _with_stored(table: pd.DataFrame, path: Path, keys: Sequence[str], same_versions: bool) -> pd.DataFrame:
-    """The lines timed now, and those stored that they do not replace."""
-    stored = pd.read_csv(path, dtype=str, keep_default_na=False)
-    keys = ["processor", *keys]
-    replaced = stored.processor.isin(table.processor)
-    if same_versions:
-        replaced = stored.set_index(keys).index.isin(table.set_index(keys).index)
-    return pd.concat([table, stored[~replaced]], ignore_index=True).fillna("")
 
 
 def _sorted(table: pd.DataFrame, keys: Sequence[str], processors: list[str]) -> pd.DataFrame:

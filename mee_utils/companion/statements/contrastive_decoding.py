@@ -4,61 +4,33 @@ Tables: `ranking` (ROC area), `equal` (at equal quality), `threshold` (at an equ
 (Pareto) and `decoder` (the contrast picks the token too).
 """
 
-from ...analysis.statistics import Comparison
-from ..statement import statement
+from ..figures import label
+from ..statement import Statement, statement
 
 
-def ranks_better(results, rule: str, model: str) -> tuple[str, Comparison]:
-    """Whether a contrast has a larger ROC area than the margin, mean over layers, by more than 0.005."""
-    contrast = results.ranking.values("roc_area", rule=rule, model=model).mean()
-    margin = results.ranking.values("roc_area", rule="unpruned", model=model).mean()
-    return f"area {contrast:.3f} against {margin:.3f}", contrast > margin + 0.005
+def improves_confidence(rule: str, model: str) -> Statement:
+    """A contrast has a larger ROC area than the margin, mean over layers, by more than 0.005."""
+    name = "JSD" if rule == "jsd" else "weighted"
+
+    @statement(
+        f"{name} contrast improves confidence of {model}",
+        source="Not all FLOPs, contrastive decoding",
+        quote=f"{name[0].upper()}{name[1:]} contrast improves confidence ({label(model)}).",
+        published="speculated",
+        judged_by="ranking",
+        models=[model],
+    )
+    def has_a_larger_area(results):
+        contrast = results.ranking.values("roc_area", rule=rule, model=model).mean()
+        margin = results.ranking.values("roc_area", rule="unpruned", model=model).mean()
+        return f"area {contrast:.3f} against {margin:.3f}", contrast > margin + 0.005
+
+    return has_a_larger_area
 
 
-@statement(
-    "weighted contrast improves confidence of calm",
-    source="Not all FLOPs, contrastive decoding",
-    quote="Weighted contrast improves confidence (CALM).",
-    published="speculated",
-    judged_by="ranking",
+CONFIDENCE = tuple(
+    improves_confidence(rule, model) for rule in ("weighted", "jsd") for model in ("calm", "vanilla")
 )
-def weighted_contrast_improves_confidence_of_calm(results):
-    return ranks_better(results, "weighted", "calm")
-
-
-@statement(
-    "weighted contrast improves confidence of vanilla",
-    source="Not all FLOPs, contrastive decoding",
-    quote="Weighted contrast improves confidence (vanilla).",
-    published="speculated",
-    judged_by="ranking",
-    models=["vanilla"],
-)
-def weighted_contrast_improves_confidence_of_vanilla(results):
-    return ranks_better(results, "weighted", "vanilla")
-
-
-@statement(
-    "JSD contrast improves confidence of calm",
-    source="Not all FLOPs, contrastive decoding",
-    quote="JSD contrast improves confidence (CALM).",
-    published="speculated",
-    judged_by="ranking",
-)
-def jsd_contrast_improves_confidence_of_calm(results):
-    return ranks_better(results, "jsd", "calm")
-
-
-@statement(
-    "JSD contrast improves confidence of vanilla",
-    source="Not all FLOPs, contrastive decoding",
-    quote="JSD contrast improves confidence (vanilla).",
-    published="speculated",
-    judged_by="ranking",
-    models=["vanilla"],
-)
-def jsd_contrast_improves_confidence_of_vanilla(results):
-    return ranks_better(results, "jsd", "vanilla")
 
 
 @statement(

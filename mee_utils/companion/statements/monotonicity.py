@@ -7,9 +7,9 @@ Tables, with the files that show their columns: `stable` (`figure_1_settled.csv`
 
 import numpy as np
 
-from ...analysis.statistics import Comparison, Estimate
+from ...analysis.statistics import Estimate
 from ..figures import label
-from ..statement import Untestable, largest_drop, statement
+from ..statement import Statement, Untestable, largest_drop, statement
 
 
 def first_layer_above(curve: Estimate, level: float) -> Estimate:
@@ -140,76 +140,57 @@ def mean_confidence_falls_least_for_calm(results):
     return f"largest drop {calm:.4f} against {vanilla:.4f}", calm < vanilla
 
 
-def holds_best_for_calm(results, kind: str, after_layer: int) -> tuple[str, Comparison]:
-    """Whether more of CALM's tokens are monotonic than of any other of the paper's models.
+def holds_best_for_calm(how: str, kind: str, here: str, after_a_third: bool = False) -> Statement:
+    """More of CALM's tokens are monotonic than of any other of the paper's models.
 
-    In words each model's share, and from where it starts: the mean confidence at layer 1.
+    Our value is each model's share, and from where it starts: the mean confidence at layer 1.
     """
-    models = [name for name in ("calm", "vanilla", "free") if results.monotonic.has(model=name)]
-    if len(models) < 2:
-        raise Untestable("no other model")
-    shares = results.monotonic.values("share", model=models, kind=kind, after_layer=after_layer)
-    starts = results.confidence.values("confidence", model=models, layer=1)
-    texts = [
-        f"{label(name)} {shares.item(number):.1%}, from {starts.item(number).value:.2f} at layer 1"
-        for number, name in enumerate(models)
-    ]
-    others = results.monotonic.values("share", model=models[1:], kind=kind, after_layer=after_layer).max()
-    return "; ".join(texts), shares.item(0) > others
+
+    @statement(
+        f"confidence {how}, most often for CALM",
+        source="MEE blog, section 2",
+        quote=f"Monotonicity holds best for CALM (here, token by token: {here}).",
+        published="holds best",
+        judged_by="predictions",
+    )
+    def most_tokens_are_calms(results):
+        models = [name for name in ("calm", "vanilla", "free") if results.monotonic.has(model=name)]
+        if len(models) < 2:
+            raise Untestable("no other model")
+        of_kind = {"kind": kind, "after_layer": results.third if after_a_third else 0}
+        shares = results.monotonic.values("share", model=models, **of_kind)
+        starts = results.confidence.values("confidence", model=models, layer=1)
+        texts = [
+            f"{label(name)} {shares.item(number):.1%}, from {starts.item(number).value:.2f} at layer 1"
+            for number, name in enumerate(models)
+        ]
+        others = results.monotonic.values("share", model=models[1:], **of_kind).max()
+        return "; ".join(texts), shares.item(0) > others
+
+    return most_tokens_are_calms
 
 
-@statement(
-    "confidence never falls, most often for CALM",
-    source="MEE blog, section 2",
-    quote=(
-        "Monotonicity holds best for CALM (here, token by token: it has the largest share of tokens "
-        "whose confidence in the final prediction never falls by more than 0.01, from the first layer on)."
+HOLDS_BEST = (
+    holds_best_for_calm(
+        "never falls",
+        "never falling",
+        "it has the largest share of tokens whose confidence in the final prediction never falls by more "
+        "than 0.01, from the first layer on",
     ),
-    published="holds best",
-    judged_by="predictions",
-)
-def confidence_never_falls_most_often_for_calm(results):
-    return holds_best_for_calm(results, "never falling", 0)
-
-
-@statement(
-    "confidence never falls after a third, most often for CALM",
-    source="MEE blog, section 2",
-    quote=(
-        "Monotonicity holds best for CALM (here, token by token: never falling after a third of the layers)."
+    holds_best_for_calm(
+        "never falls after a third",
+        "never falling",
+        "never falling after a third of the layers",
+        after_a_third=True,
     ),
-    published="holds best",
-    judged_by="predictions",
-)
-def confidence_never_falls_after_a_third_most_often_for_calm(results):
-    return holds_best_for_calm(results, "never falling", results.third)
-
-
-@statement(
-    "confidence rises strictly, most often for CALM",
-    source="MEE blog, section 2",
-    quote=(
-        "Monotonicity holds best for CALM (here, token by token: strictly rising from the first layer on)."
+    holds_best_for_calm("rises strictly", "strictly rising", "strictly rising from the first layer on"),
+    holds_best_for_calm(
+        "rises strictly after a third",
+        "strictly rising",
+        "strictly rising after a third of the layers",
+        after_a_third=True,
     ),
-    published="holds best",
-    judged_by="predictions",
 )
-def confidence_rises_strictly_most_often_for_calm(results):
-    return holds_best_for_calm(results, "strictly rising", 0)
-
-
-@statement(
-    "confidence rises strictly after a third, most often for CALM",
-    source="MEE blog, section 2",
-    quote=(
-        "Monotonicity holds best for CALM (here, token by token: strictly rising after a third of the "
-        "layers)."
-    ),
-    published="holds best",
-    judged_by="predictions",
-)
-def confidence_rises_strictly_after_a_third_most_often_for_calm(results):
-    return holds_best_for_calm(results, "strictly rising", results.third)
 
 
 @statement(

@@ -6,13 +6,13 @@ Tables: `rates` (of broken guarantees, on fresh sets), `settings` (measured on t
 (layer 4, as in MEE's text).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from ...analysis.statistics import Comparison, Estimate
 from ..catalogue import CALM_RULES, MEE_RULES, SEVERAL_LAYERS
-from ..statement import Rows, Timing, statement, statement_from_each_start, surely_positive
+from ..statement import Rows, Statement, Timing, statement, statement_from_each_start, surely_positive
 
 
 def cheapest(equal: Rows, *rules: str) -> Estimate:
@@ -21,20 +21,10 @@ def cheapest(equal: Rows, *rules: str) -> Estimate:
     `Untestable` unless every rule has a setting as strict as that: the one that was not measured might be it.
     """
     shares = [equal.value("flops_share", rule=rule, wanted=0.05) for rule in rules]
-    several = Estimate(np.stack([share.value for share in shares]), _draws(shares))
+    are_facts = shares[0].draws is None
+    draws = None if are_facts else np.stack([share.draws for share in shares], axis=1)  # [resample, rule]
+    several = Estimate(np.stack([share.value for share in shares]), draws)
     return several.over_items(lambda values, axis: np.minimum(values, 1.0).min(axis=axis))
-
-
-def _draws(shares: Sequence[Estimate]) -> np.ndarray | None:
-    """`[resample, item]` of several estimates; None if they are facts."""
-    return None if shares[0].draws is None else np.stack([share.draws for share in shares], axis=1)
-
-
-def with_and_without(results, bug: str, **values) -> list[Estimate]:
-    """The share of the score that CALM keeps with a bug of published code, and without it."""
-    versions = ("published", "correct")
-    of_bug = {"bug": bug, "model": "calm", **values}
-    return [results.bugs.value("retained", **of_bug, version=version) for version in versions]
 
 
 @statement(
@@ -216,125 +206,89 @@ def free_saves_work(results):
     return f"FLOPs {flops:.1%} of full depth", flops < 1
 
 
-def collapses(results, rule: str) -> tuple[str, Comparison]:
-    """Whether a rule keeps less than half of the score in a decoder with the depth bug, batch 32."""
-    published, _ = with_and_without(results, "depth collapse", rule=rule, batch=32)
-    return f"keeps {published:.1%}", published < 0.5
+def of_a_bug(
+    claim: str,
+    quote: str,
+    published: str,
+    holds: Callable[[Estimate], Comparison],
+    paper: str = "Not all FLOPs",
+    **measured: str | float,
+) -> Statement:
+    """What CALM keeps of the score with a bug of published code (`version` "published"), or without it."""
+
+    @statement(
+        claim,
+        source=f"{paper}, code (not in the papers)",
+        of_our_own=True,
+        quote=quote,
+        published=published,
+        judged_by="score",
+    )
+    def what_is_kept(results):
+        kept = results.bugs.value("retained", model="calm", **measured)
+        return f"keeps {kept:.1%}", holds(kept)
+
+    return what_is_kept
 
 
-def stands_uncut(results, rule: str) -> tuple[str, Comparison]:
-    """Whether the same rule keeps half of the score, or more, in a decoder without it."""
-    _, correct = with_and_without(results, "depth collapse", rule=rule, batch=32)
-    return f"keeps {correct:.1%}", correct >= 0.5
+def of_depth_collapse(name: str, rule: str, published: str) -> tuple[Statement, Statement]:
+    """Whether a rule keeps less than half of the score with the depth bug, and half or more without it."""
+    common = {"published": published, "paper": "MEE", "bug": "depth collapse", "rule": rule, "batch": 32}
+    with_it = of_a_bug(
+        f"the depth collapse ruins {name}",
+        "In a decoder with MEE's depth bug, exiting from layer 2 on in batches of 32, "
+        f"{name} keeps less than half of the score.",
+        version="published",
+        holds=lambda kept: kept < 0.5,
+        **common,
+    )
+    without = of_a_bug(
+        f"without the collapse {name} stands",
+        f"In a decoder without the depth bug, {name} keeps at least half of the score at the same settings.",
+        version="correct",
+        holds=lambda kept: kept >= 0.5,
+        **common,
+    )
+    return with_it, without
 
 
-@statement(
-    "the depth collapse ruins the margin",
-    source="MEE, code (not in the papers)",
-    of_our_own=True,
-    quote=(
-        "In a decoder with MEE's depth bug, exiting from layer 2 on in batches of 32, the margin keeps less "
-        "than half of the score."
+OF_BUGS = (
+    *of_depth_collapse("the margin", "softmax_margin", "CNN/DM ROUGE-1 12.88 of 43.75"),
+    *of_depth_collapse("similarity", "hidden_similarity", "CNN/DM ROUGE-1 3.32 of 43.75"),
+    of_a_bug(
+        "zeros come from positions",
+        "Positions in the kept list, emitted as if they were ids, leave less than a seventh of the score.",
+        "0 (fixed pruning, six of nine rows)",
+        lambda kept: kept < 1 / 7,
+        bug="positions for ids",
+        rule="fixed",
+        version="published",
     ),
-    published="CNN/DM ROUGE-1 12.88 of 43.75",
-    judged_by="score",
-)
-def the_depth_collapse_ruins_the_margin(results):
-    return collapses(results, "softmax_margin")
-
-
-@statement(
-    "without the collapse the margin stands",
-    source="MEE, code (not in the papers)",
-    of_our_own=True,
-    quote=(
-        "In a decoder without the depth bug, the margin keeps at least half of the score at the same "
-        "settings."
+    of_a_bug(
+        "ids keep the score",
+        "Mapped back to ids, the tokens of a fixed list keep at least nine tenths of the score.",
+        "0 (fixed pruning, six of nine rows)",
+        lambda kept: kept > 0.9,
+        bug="positions for ids",
+        rule="fixed",
+        version="correct",
     ),
-    published="CNN/DM ROUGE-1 12.88 of 43.75",
-    judged_by="score",
-)
-def without_the_collapse_the_margin_stands(results):
-    return stands_uncut(results, "softmax_margin")
-
-
-@statement(
-    "the depth collapse ruins similarity",
-    source="MEE, code (not in the papers)",
-    of_our_own=True,
-    quote=(
-        "In a decoder with MEE's depth bug, exiting from layer 2 on in batches of 32, similarity keeps less "
-        "than half of the score."
+    of_a_bug(
+        "the sorted list costs the score",
+        "A kept list sorted by id costs a tenth of the task score or more under decaying pruning.",
+        "SAMSum 2.5 of 36.0, CNN/DM 2.05 of 25.0",
+        lambda kept: kept < 0.9,
+        bug="list sorted by id",
+        rule="decaying",
+        version="published",
     ),
-    published="CNN/DM ROUGE-1 3.32 of 43.75",
-    judged_by="score",
-)
-def the_depth_collapse_ruins_similarity(results):
-    return collapses(results, "hidden_similarity")
-
-
-@statement(
-    "without the collapse similarity stands",
-    source="MEE, code (not in the papers)",
-    of_our_own=True,
-    quote=(
-        "In a decoder without the depth bug, similarity keeps at least half of the score at the same "
-        "settings."
+    of_a_bug(
+        "the list in order of score keeps it",
+        "A kept list sorted by logit loses less than a tenth of the task score under decaying pruning.",
+        "SAMSum 2.5 of 36.0, CNN/DM 2.05 of 25.0",
+        lambda kept: kept > 0.9,
+        bug="list sorted by id",
+        rule="decaying",
+        version="correct",
     ),
-    published="CNN/DM ROUGE-1 3.32 of 43.75",
-    judged_by="score",
 )
-def without_the_collapse_similarity_stands(results):
-    return stands_uncut(results, "hidden_similarity")
-
-
-@statement(
-    "zeros come from positions",
-    source="Not all FLOPs, code (not in the papers)",
-    of_our_own=True,
-    quote="Positions in the kept list, emitted as if they were ids, leave less than a seventh of the score.",
-    published="0 (fixed pruning, six of nine rows)",
-    judged_by="score",
-)
-def zeros_come_from_positions(results):
-    published, _ = with_and_without(results, "positions for ids", rule="fixed")
-    return f"keeps {published:.1%}", published < 1 / 7
-
-
-@statement(
-    "ids keep the score",
-    source="Not all FLOPs, code (not in the papers)",
-    of_our_own=True,
-    quote="Mapped back to ids, the tokens of a fixed list keep at least nine tenths of the score.",
-    published="0 (fixed pruning, six of nine rows)",
-    judged_by="score",
-)
-def ids_keep_the_score(results):
-    _, correct = with_and_without(results, "positions for ids", rule="fixed")
-    return f"keeps {correct:.1%}", correct > 0.9
-
-
-@statement(
-    "the sorted list costs the score",
-    source="Not all FLOPs, code (not in the papers)",
-    of_our_own=True,
-    quote="A kept list sorted by id costs a tenth of the task score or more under decaying pruning.",
-    published="SAMSum 2.5 of 36.0, CNN/DM 2.05 of 25.0",
-    judged_by="score",
-)
-def the_sorted_list_costs_the_score(results):
-    published, _ = with_and_without(results, "list sorted by id", rule="decaying")
-    return f"keeps {published:.1%}", published < 0.9
-
-
-@statement(
-    "the list in order of score keeps it",
-    source="Not all FLOPs, code (not in the papers)",
-    of_our_own=True,
-    quote="A kept list sorted by logit loses less than a tenth of the task score under decaying pruning.",
-    published="SAMSum 2.5 of 36.0, CNN/DM 2.05 of 25.0",
-    judged_by="score",
-)
-def the_list_in_order_of_score_keeps_it(results):
-    _, correct = with_and_without(results, "list sorted by id", rule="decaying")
-    return f"keeps {correct:.1%}", correct > 0.9
