@@ -11,9 +11,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from matplotlib import pyplot
 
 from mee_utils import MeeError
-from mee_utils.companion import jobs, notebook_files, notebooks, parameters
 from mee_utils.companion.cli import main
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running import jobs, notebook_files, notebooks, parameters
 
 
 def execute(notebook, name, changed, results):

@@ -31,9 +31,9 @@ import papers
 from hub import serving
 
 from mee_utils import MeeError
-from mee_utils.companion import jobs
 from mee_utils.companion.catalogue import MAIN_MODEL
 from mee_utils.companion.profiles import Checkpoint, load_profile
+from mee_utils.companion.running import jobs
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.tasks.synthetic.generator import examples
 

@@ -12,9 +12,10 @@ import pytest
 from publisher import UNDONE, served
 
 from mee_utils import MeeError, load_task
-from mee_utils.companion import corpora, profiles
+from mee_utils.companion import profiles
 from mee_utils.companion.cli import main
 from mee_utils.companion.profiles import load_profile, profile_names
+from mee_utils.companion.running import corpora
 from mee_utils.tasks.kinds import TASKS
 from mee_utils.tasks.publishers import conversions
 from mee_utils.tasks.publishers.download import digest_of, download_file

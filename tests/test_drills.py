@@ -19,8 +19,8 @@ import test_notebooks
 from mee_utils import MeeError, load_model
 from mee_utils.analysis import beside_full, statistics
 from mee_utils.companion import Experiment, measure, result_tables
-from mee_utils.companion.jobs import Job
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running.jobs import Job
 
 pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parent.parent

@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.companion import Experiment, inputs, notebook_files
+from mee_utils.companion import Experiment, inputs
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running import notebook_files
 
 
 def rows(value, task, model, times=1):

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from mee_utils.common.files import complete_file
-from mee_utils.companion.folders import clear, is_alive, own_folder
 from mee_utils.companion.results import staged
+from mee_utils.companion.running.locks import clear, is_alive, own_folder
 
 WORKS = """
 import pathlib, sys, time
 from mee_utils.common.files import complete_file
-from mee_utils.companion.folders import own_folder
+from mee_utils.companion.running.locks import own_folder
 from mee_utils.companion.results import staged
 root = pathlib.Path(sys.argv[1])
 with own_folder(root, "mee-") as own, staged(root / "small/90") as new:

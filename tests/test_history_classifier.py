@@ -13,10 +13,11 @@ from test_verify import agreeing
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace, train_classifier
 from mee_utils.analysis.comparison import decision_cost
 from mee_utils.analysis.decisions import roc_area
-from mee_utils.companion import inputs, jobs
+from mee_utils.companion import inputs
 from mee_utils.companion.catalogue import RULES
 from mee_utils.companion.learned_from import ALL, choices_of_features
 from mee_utils.companion.profiles import Corpus, load_profile
+from mee_utils.companion.running import jobs
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.inputs import input_ids
 from mee_utils.decoding.token import LayerState, on_host, states_by_layer

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 EVALUATE = """
 import json, sys
 import mee_utils
-from mee_utils.companion import pins
+from mee_utils.companion.running import pins
 for expression in sys.stdin:
     pins.hub_commit.cache_clear()  # which else answers once in a process
     try:

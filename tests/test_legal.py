@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mee_utils.companion import cards
+from mee_utils.companion.reporting import cards
 from mee_utils.tasks.publishers.origins import load_origins
 
 ROOT = Path(__file__).parent.parent

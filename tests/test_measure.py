@@ -20,11 +20,11 @@ from mee_utils.analysis import statistics
 from mee_utils.analysis.threshold_choice import candidates
 from mee_utils.companion import artifacts, measure, result_tables
 from mee_utils.companion.catalogue import RULES
-from mee_utils.companion.digests import file_digest
 from mee_utils.companion.experiment import Experiment
-from mee_utils.companion.jobs import Job, measurements
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.result_tables import read_measurements
+from mee_utils.companion.running.digests import file_digest
+from mee_utils.companion.running.jobs import Job, measurements
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.traces.replay import replay_policy
 

@@ -18,10 +18,12 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.companion import folders, notebook_files, parameters, pipeline, result_tables, statements
-from mee_utils.companion import notebooks as notebook
+from mee_utils.companion import result_tables, statements
 from mee_utils.companion.cli import main
 from mee_utils.companion.results import DIGEST, STAGED, Run, noted_digests, staged
+from mee_utils.companion.running import locks as folders
+from mee_utils.companion.running import notebook_files, parameters, pipeline
+from mee_utils.companion.running import notebooks as notebook
 
 ROOT = Path(__file__).parent.parent
 NAME = "90_trial"
@@ -126,7 +128,7 @@ def test_every_trial_has_a_folder_of_its_own(sources):
 
 
 CHECKS = """from pathlib import Path
-from mee_utils.companion import notebook_files, parameters
+from mee_utils.companion.running import notebook_files, parameters
 notebook_files.SOURCES = Path("FOLDER")
 parameters.check_injected("90_trial")"""
 
@@ -639,7 +641,7 @@ JOB += "pipeline.end_with_pipeline(); open({!r}, 'w'); time.sleep({})"
 MAKE = """
 import os, sys, pathlib
 from mee_utils.companion.cli import main
-from mee_utils.companion import pipeline
+from mee_utils.companion.running import pipeline
 pipeline.SNAKEFILE = pathlib.Path(sys.argv[1])
 pipeline._check = lambda profile, cores: None
 pipeline.measure = lambda *_: pipeline.make("all", "small", None, 1, sys.argv[2])

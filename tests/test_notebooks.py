@@ -19,10 +19,11 @@ import pytest
 from PIL import Image
 
 from mee_utils.common.files import build_root
-from mee_utils.companion import cli, measure, notebook_files, pipeline
+from mee_utils.companion import cli, measure
 from mee_utils.companion.inputs import is_trained, manifest
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.results import manifest_of, stored_seconds
+from mee_utils.companion.running import notebook_files, pipeline
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -210,7 +211,7 @@ def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
     checkpoints.symlink_to(ROOT / "mee_utils/checkpoints")
     clone.write("small", without(clone.read("small"), SPARED) | FEW)
     for old, new in ONE_OF_EACH:
-        clone.replace("companion/jobs.py", old, new)
+        clone.replace("companion/running/jobs.py", old, new)
     rules = clone.root / "mee_utils/companion/rules.yaml"
     sweep = re.compile(r"main_sweep: \[[^]]*\]")
     rules.write_text(sweep.sub(f"main_sweep: {json.dumps(FEW_RULES)}", rules.read_text()))
@@ -272,7 +273,7 @@ def test_nbval_of_the_folder_is_of_its_notebooks_alone():
 SOCKETS = """
 import sys
 import tempfile
-sys.modules["rfc3987_syntax"] = None  # see companion/notebook_files.py
+sys.modules["rfc3987_syntax"] = None  # see companion/running/notebook_files.py
 from functools import partial
 from jupyter_client.manager import KernelManager
 from nbval import kernel

@@ -12,8 +12,9 @@ import yaml
 from hub import serving
 
 from mee_utils import MeeError
-from mee_utils.companion import inputs, jobs, notebook_files, parameters, pins, profiles
+from mee_utils.companion import inputs, profiles
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running import jobs, notebook_files, parameters, pins
 
 pytestmark = pytest.mark.xdist_group("notebooks")
 ROOT = Path(__file__).parent.parent
@@ -201,7 +202,7 @@ def test_mistakes_in_a_profile_of_ready_checkpoints_are_one_line(tmp_path, case)
 
 
 def test_what_a_profile_leaves_out_is_said_in_a_sentence():
-    from mee_utils.companion import notebooks, pipeline, status
+    from mee_utils.companion.running import notebooks, pipeline, status
 
     profile = load_profile("paper_published")
     assert "05_mee_classifiers" not in profile.run_notebooks and "03_pruning" in profile.run_notebooks

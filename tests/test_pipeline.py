@@ -11,10 +11,10 @@ import papers
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.companion import pipeline
-from mee_utils.companion.jobs import folder_of
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.result_tables import MEASURED
+from mee_utils.companion.running import pipeline
+from mee_utils.companion.running.jobs import folder_of
 
 ROOT = Path(__file__).parent.parent
 MODELS = load_profile("small").training.models

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mee_utils.companion.notebook_files import notebook_names
+from mee_utils.companion.running.notebook_files import notebook_names
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent

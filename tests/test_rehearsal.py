@@ -12,8 +12,8 @@ import pytest
 import rehearsal
 from hub import serving
 
-from mee_utils.companion import jobs
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running import jobs
 
 pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("rehearsal")]
 NAME = "paper_published"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.companion import report, report_tables, sentences
+from mee_utils.companion.reporting import report, report_tables, sentences
 
 ROOT = Path(__file__).parent.parent
 PAGES = report.pages()
@@ -26,7 +26,7 @@ def test_no_sentence_is_broken():
     [("CALM settles first", False, "is not true"), ("nobody wrote this", True, "does not say")],
 )
 def test_a_sentence_that_is_false_or_gone_is_named_and_nothing_is_written(monkeypatch, said, holds, told):
-    from mee_utils.companion.sentences import readme
+    from mee_utils.companion.reporting.sentences import readme
 
     monkeypatch.setattr(readme, "sentences", lambda real: [(said, holds)])
     monkeypatch.setattr(report, "pages", lambda: {"README.md": "CALM settles first."})

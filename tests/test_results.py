@@ -12,12 +12,13 @@ import pytest
 
 from mee_utils import ExitPolicy, MeeError
 from mee_utils.analysis import beside_full, calibration, statistics
-from mee_utils.companion import claims, digests, figures, freshness, results, status, verdicts
+from mee_utils.companion import claims, figures, results, verdicts
 from mee_utils.companion import result_tables as stored
 from mee_utils.companion.catalogue import RULES
 from mee_utils.companion.inputs import weights_digest
-from mee_utils.companion.notebook_files import declared_parameters, read_source
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running import digests, freshness, status
+from mee_utils.companion.running.notebook_files import declared_parameters, read_source
 from mee_utils.companion.statement import NoRows, Rows, Untestable
 from mee_utils.companion.statements import statements_of
 

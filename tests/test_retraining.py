@@ -15,7 +15,7 @@ from test_making_models import tiny
 
 from mee_utils import MeeError
 from mee_utils.companion import inputs, result_tables, results
-from mee_utils.companion.jobs import Job, retrainings
+from mee_utils.companion.running.jobs import Job, retrainings
 from mee_utils.companion.training import build, loop, retraining, rivals
 from mee_utils.companion.training.rivals import load_rival
 

@@ -11,8 +11,8 @@ from mee_utils.companion import measure, rule_row
 from mee_utils.companion.catalogue import MAIN_MODEL, RULES, Rule
 from mee_utils.companion.cli import main
 from mee_utils.companion.experiment import Experiment
-from mee_utils.companion.jobs import Job
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running.jobs import Job
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import SoftmaxMargin
 

@@ -14,7 +14,7 @@ import browser as chromium
 import pytest
 from bs4 import BeautifulSoup
 
-from mee_utils.companion.notebook_files import notebook_names, read_source
+from mee_utils.companion.running.notebook_files import notebook_names, read_source
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = [f"notebooks/{name}.html" for name in notebook_names()]

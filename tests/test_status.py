@@ -12,19 +12,11 @@ import pytest
 
 from mee_utils import MeeError
 from mee_utils.common.files import PACKAGE
-from mee_utils.companion import (
-    digests,
-    freshness,
-    jobs,
-    measure,
-    notebook_files,
-    result_tables,
-    results,
-    status,
-)
-from mee_utils.companion import notebooks as notebook
-from mee_utils.companion.jobs import Job
+from mee_utils.companion import measure, result_tables, results
 from mee_utils.companion.profiles import load_profile
+from mee_utils.companion.running import digests, freshness, jobs, notebook_files, status
+from mee_utils.companion.running import notebooks as notebook
+from mee_utils.companion.running.jobs import Job
 
 ROOT = Path(__file__).parent.parent
 NAME, PROFILE = "90_trial", load_profile("small")
@@ -497,7 +489,9 @@ def test_a_number_is_traced_to_the_cell_that_printed_it(run):
 
 
 def test_the_page_of_results_says_how_to_trace_a_number():
-    page, rules = ((ROOT / name).read_text() for name in ("mee_utils/companion/pages/results.md", "Makefile"))
+    page, rules = (
+        (ROOT / name).read_text() for name in ("mee_utils/companion/reporting/pages/results.md", "Makefile")
+    )
     file = re.search(r"`make origin FILE=(\S+)`", page)[1]
     assert next(status.origin(str(ROOT / file))).startswith(f"saved by {Path(file).parent}.ipynb, cell ")
     assert re.search(r"^origin:.*\n\t@\$\(COMPANION\) origin \"\$\(FILE\)\"$", rules, re.M)

@@ -124,7 +124,9 @@ def test_every_module_lives_in_a_folder():
     assert folders - {"checkpoints"} == set(FLOORS[:-1])
 
 
-@pytest.mark.parametrize("command", ["companion.cli", "companion.status", "companion.freshness", "tasks"])
+@pytest.mark.parametrize(
+    "command", ["companion.cli", "companion.running.status", "companion.running.freshness", "tasks"]
+)
 def test_what_only_reads_does_not_load_torch_through_any_module(command):
     """Before, direct imports alone were looked at, of folders in which most modules do load it."""
     reached = reached_at_once(command)
@@ -152,7 +154,8 @@ def loads_torch(module):
 
 
 @pytest.mark.parametrize(
-    "names", [["companion.profiles", "companion.figures", "companion.catalogue"], ["companion.report"]]
+    "names",
+    [["companion.profiles", "companion.figures", "companion.catalogue"], ["companion.reporting.report"]],
 )
 def test_importing_the_package_does_not_load_torch(names):
     modules = ", ".join(f"mee_utils.{name}" for name in names)

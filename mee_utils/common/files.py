@@ -69,7 +69,9 @@ def complete_file(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    unique = f"{secrets.token_hex(4)}.{machine()}.{os.getpid()}"  # `companion.folders` sees whose it was
+    unique = (
+        f"{secrets.token_hex(4)}.{machine()}.{os.getpid()}"  # `companion.running.locks` sees whose it was
+    )
     partial = target.with_name(f".{target.stem[:40]}.{unique}.partial{target.suffix}")
     try:
         if target.is_symlink() or (target.exists() and not target.is_file()):  # links in a circle

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from ..common.files import complete_file
-from . import freshness
 from .catalogue import RULES
-from .digests import digest_of
 from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
-from .jobs import ClassifierSpec, Job, classifier_specs
 from .profiles import Profile
+from .running import freshness
+from .running.digests import digest_of
+from .running.jobs import ClassifierSpec, Job, classifier_specs
 
 # how a rule over predictions learns: it has few weights, which take more and larger steps
 OF_PREDICTIONS = {"epochs": 10, "batch_size": 256, "learning_rate": 0.02}

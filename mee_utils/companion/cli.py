@@ -16,11 +16,11 @@ from pathlib import Path
 
 from ..common.errors import MeeError, check_choice, one_line
 from ..common.files import ROOT
-from . import jobs, pipeline
-from .folders import own_folder
-from .pins import how_to_pin
 from .profiles import Profile, fetched_folder, is_file_name, load_profile
 from .results import build_root, output_root
+from .running import jobs, pipeline
+from .running.locks import own_folder
+from .running.pins import how_to_pin
 
 PLAIN = str.maketrans("×–—−…‘’“”", "x---.''\"\"")  # where an output cannot encode them
 NOT_WRITABLE = (
@@ -70,9 +70,9 @@ def retrain(options) -> str:
 
 def notebook(options) -> str:
     """Executes one notebook strictly."""
-    from . import freshness
-    from .notebooks import run_notebook
-    from .parameters import parse_assignments
+    from .running import freshness
+    from .running.notebooks import run_notebook
+    from .running.parameters import parse_assignments
 
     given = parse_assignments(options.parameter)
     profile = load_profile(options.profile, options.data)
@@ -85,7 +85,7 @@ def notebook(options) -> str:
 
 def data(options) -> str:
     """Fetches the corpora that a profile reads from files, each from its publisher."""
-    from .corpora import fetch_corpora
+    from .running.corpora import fetch_corpora
 
     return fetch_corpora(load_profile(options.profile, options.data), options.data)
 
@@ -132,14 +132,14 @@ def row(options) -> None:
 
 def results(options) -> None:
     """Writes RESULTS.md, the generated lines of README.md, DATA.md and the model cards."""
-    from . import report
+    from .reporting import report
 
     report.update()
 
 
 def check(options) -> str:
     """Names every sentence of notebooks, README.md and RESULTS.md that the stored tables of `real` belie."""
-    from . import sentences
+    from .reporting import sentences
 
     sentences.check()
     return "every sentence that is watched holds"
@@ -147,7 +147,7 @@ def check(options) -> str:
 
 def pin(options) -> str:
     """Writes the current commit of every hub id into a profile's file."""
-    from . import pins
+    from .running import pins
 
     commits = pins.pin(options.profile)
     pinned = ", ".join(f"{source} at {commit}" for source, commit in commits.items())
@@ -156,21 +156,22 @@ def pin(options) -> str:
 
 def status(options) -> None:
     """Which models of a profile are there, and whether its results are fresh, stale or missing."""
-    from .status import lines
+    from .running.status import lines
 
     print(*lines(load_profile(options.profile, options.data)), sep="\n")
 
 
 def origin(options) -> None:
     """Says where a stored table or figure comes from: cell, parameters, inputs, machine, commit."""
-    from .status import origin as lines
+    from .running.status import origin as lines
 
     print(*lines(options.file), sep="\n")
 
 
 def job(options) -> str:
-    """One part of the pipeline, as the Snakefile runs it (kinds: `companion.jobs`; "model" and "tables")."""
-    from . import artifacts, freshness
+    """One part of the pipeline, as the Snakefile runs it (kinds: `running.jobs`; "model" and "tables")."""
+    from . import artifacts
+    from .running import freshness
     from .training import build
 
     profile = load_profile(options.profile, options.data)
@@ -213,7 +214,8 @@ def _make(profile: Profile, work: jobs.Job, force: bool) -> str:
 
 def _store_tables(profile: Profile, name: str | None) -> str:
     """The tables of all measurements, or of all retrainings."""
-    from . import freshness, measure
+    from . import measure
+    from .running import freshness
     from .training import retraining
 
     if not name:

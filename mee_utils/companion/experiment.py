@@ -14,10 +14,10 @@ from . import inputs
 from .artifacts import stored_trace, train_classifiers
 from .catalogue import HEADS, MAIN_MODEL, SURVEY_VARIANTS
 from .figures import label, use_style
-from .notebook_files import declared_parameters, read_source
-from .parameters import check_injected, check_parameters
 from .profiles import Profile, load_profile
 from .results import Run
+from .running.notebook_files import declared_parameters, read_source
+from .running.parameters import check_injected, check_parameters
 
 
 class Experiment:

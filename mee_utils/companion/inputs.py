@@ -13,8 +13,8 @@ from ..common.errors import MeeError
 from ..common.files import PACKAGE, read_json
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
-from .pins import hub_commit
 from .profiles import Checkpoint, Extra, HubSource, Profile
+from .running.pins import hub_commit
 
 if TYPE_CHECKING:
     from ..models.loading import Model

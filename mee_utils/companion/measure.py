@@ -26,14 +26,14 @@ from ..common.files import complete_file
 from ..exits.measures import ForcedExits
 from ..traces.replay import replay_policy
 from .catalogue import ABLATED, HEADS, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY, target_of
-from .digests import digest_of
 from .inputs import load_tasks, weights_digest
-from .jobs import ALL, Job, measurements
 from .learned_from import learned_from
 from .profiles import Profile
 from .published_bugs import measure_bugs
 from .result_tables import MEASURED, measured_before
 from .results import Run, output_root, staged
+from .running.digests import digest_of
+from .running.jobs import ALL, Job, measurements
 
 # What decoding bisects to, for each column of `summary` its largest value: the mean consistency loss; the
 # share of the score that is lost, and the upper end of its interval (97.5 %); the share of the FLOPs that

@@ -21,7 +21,7 @@ from ..common.files import ROOT
 from ..tasks import TASKS
 from ..tasks.loading import checked_languages
 from ..tasks.synthetic.questions import LESSONS
-from .notebook_files import notebook_names
+from .running.notebook_files import notebook_names
 
 FOLDER = ROOT / "notebooks" / "profiles"
 # where `make data` puts corpora, and where they are read if DATA is not given

@@ -13,10 +13,10 @@ from ..analysis.statistics import DRAWS, Estimate
 from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
-from .digests import digest_of, file_digest
-from .notebook_files import notebook_names
 from .profiles import profile_name
 from .results import READ, manifest_of, output_root
+from .running.digests import digest_of, file_digest
+from .running.notebook_files import notebook_names
 from .statements import NOTEBOOKS
 
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks

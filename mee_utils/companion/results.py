@@ -23,10 +23,11 @@ import pandas as pd
 from ..analysis.statistics import without_draws
 from ..common.errors import MeeError
 from ..common.files import ROOT, build_root, complete_file, read_json
-from . import figures, notebook_files
-from .digests import bytes_digest, code_digests, digest_of, loaded_code
-from .folders import locked, own_folder
-from .parameters import injected_parameters
+from . import figures
+from .running import notebook_files
+from .running.digests import bytes_digest, code_digests, digest_of, loaded_code
+from .running.locks import locked, own_folder
+from .running.parameters import injected_parameters
 
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen

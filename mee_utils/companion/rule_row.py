@@ -30,13 +30,13 @@ from . import verdicts
 from .catalogue import MAIN_MODEL, Rule
 from .experiment import Experiment
 from .figures import label
-from .jobs import Job
 from .kinds import QUALITY
 from .measure import RuleDecoder
 from .profiles import Profile, load_profile
+from .reporting.templates import markdown
 from .result_tables import KEEPS_IT, KEYS, UNDECIDED, Measured, read_table, settings_of
 from .results import processor
-from .templates import markdown
+from .running.jobs import Job
 
 ROW = "this rule"  # its name in the tables, whatever it is called
 LOSSES = (0.01, 0.05)

@@ -17,8 +17,8 @@ from ..tasks.kinds import TASKS
 from ..tasks.loading import load_task
 from ..tasks.rows import rows
 from . import figures
+from .reporting.templates import filled, markdown
 from .result_tables import BENCH
-from .templates import filled, markdown
 
 INPUT = "input"  # the column of a file of prompts
 SOURCE = "synthetic"  # of a task, and its split, if nobody says which

@@ -20,10 +20,10 @@ from ... import MeeError, Model, Objective, Task, load_model
 from ...common.errors import check_choice
 from ...tasks.loading import load_lesson
 from .. import inputs
-from ..digests import digest_of
 from ..inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from ..profiles import BaseSettings, Checkpoint, Profile, Stage
 from ..results import build_root, staged
+from ..running.digests import digest_of
 from . import loop
 from .batches import Pair, corrupt_spans, padded, repeated
 from .loop import LearningCurve, Schedule

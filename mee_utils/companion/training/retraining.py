@@ -21,10 +21,10 @@ from ...common.files import complete_file, read_json
 from ...decoding.inputs import UNLIMITED
 from .. import inputs
 from ..catalogue import RULES
-from ..jobs import RETRAININGS, Job, folder_of, retrainings
 from ..profiles import Profile
 from ..result_tables import FULL_DEPTH, RETRAINED, read_full_depth, read_retrained
 from ..results import Run, build_root, output_root, staged
+from ..running.jobs import RETRAININGS, Job, folder_of, retrainings
 from .build import DEPTH, new_builder, work_folder
 from .model_manifest import by_form
 from .muon import RATES_FROM_SCRATCH

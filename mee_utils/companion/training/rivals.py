@@ -16,9 +16,9 @@ import torch
 
 from ... import Model, load_model
 from .. import inputs
-from ..jobs import Job, folder_of
 from ..profiles import BackboneSettings, Profile
 from ..results import staged
+from ..running.jobs import Job, folder_of
 from .build import ModelBuilder, new_builder
 from .loop import LearningCurve
 from .mini import STARTS, kept_layers, with_decoder_layers

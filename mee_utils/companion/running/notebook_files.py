@@ -5,8 +5,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from ..common.errors import MeeError, check_choice
-from ..common.files import ROOT
+from ...common.errors import MeeError, check_choice
+from ...common.files import ROOT
 from .digests import digest_of
 
 # jsonschema, which nbformat imports, compiles a grammar of IRIs where it finds this module: that takes every

@@ -1,6 +1,6 @@
 """What the text of notebook 00 rests on."""
 
-from ...common.files import ROOT, read_json
+from ....common.files import ROOT, read_json
 
 
 def sentences(real):

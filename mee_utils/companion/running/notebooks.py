@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..common.errors import MeeError
-from ..common.files import ROOT, complete_file, read_json
+from ...common.errors import MeeError
+from ...common.files import ROOT, complete_file, read_json
+from ..profiles import Profile, load_profile
+from ..results import STAGED, build_root, executed_path, output_root, staged, trial_folder, with_palette
 from . import notebook_files
-from .folders import own_folder
+from .locks import own_folder
 from .notebook_files import (
     METADATA,
     check_unedited,
@@ -27,8 +29,6 @@ from .notebook_files import (
     source_digest,
 )
 from .parameters import check_parameters
-from .profiles import Profile, load_profile
-from .results import STAGED, build_root, executed_path, output_root, staged, trial_folder, with_palette
 
 HIDDEN = "hide-input"  # the tag of a cell whose code is folded
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
@@ -61,8 +61,8 @@ def run_notebook(name: str, profile="small", data=None, parameters: dict | None 
     Raises:
         MeeError: an unknown name or parameter, a model that is missing, or a cell that failed.
     """
+    from ..inputs import model_shape
     from .freshness import notebook_digests
-    from .inputs import model_shape
 
     settings = load_profile(profile, data)
     source = read_source(name)

@@ -1,6 +1,6 @@
 """What the text of notebook 06 rests on."""
 
-from ..catalogue import IDEAS
+from ...catalogue import IDEAS
 
 ONE_LAYER = "one layer's probabilities"
 SEVERAL = "several exits"

@@ -18,20 +18,23 @@ from typing import IO
 
 import psutil
 
-from ..common.errors import MeeError
-from ..common.files import ROOT
-from .catalogue import MAIN_MODEL
-from .folders import clear, is_alive
-from .inputs import check_recipe, is_trained
+from ...common.errors import MeeError
+from ...common.files import ROOT
+from ..catalogue import MAIN_MODEL
+from ..inputs import check_recipe, is_trained
+from ..profiles import Profile, load_profile
+from ..result_tables import MEASURED
+from ..results import build_root, output_root
 from .jobs import folder_of
+from .locks import clear, is_alive
 from .notebooks import STARTED_BY, profile_parameters
-from .profiles import Profile, load_profile
-from .result_tables import MEASURED
-from .results import build_root, output_root
 
 GO_ON = "What had finished is kept: run the same command again."
 SNAKEFILE = ROOT / "notebooks" / "Snakefile"
-BY_RECORDS = ("--rerun-triggers", "params")  # times of files decide nothing: `companion.freshness` does
+BY_RECORDS = (
+    "--rerun-triggers",
+    "params",
+)  # times of files decide nothing: `companion.running.freshness` does
 QUIET = ("--quiet", "all")  # jobs say what they do, in a line each
 MOST_JOBS = 4  # at a time, if nobody says how many
 NVIDIA = Path("/dev/nvidiactl")  # is there where a GPU is

@@ -1,6 +1,6 @@
 """What the text of notebook 07 rests on."""
 
-from ..result_tables import outputs_to_repay
+from ...result_tables import outputs_to_repay
 
 
 def sentences(real):

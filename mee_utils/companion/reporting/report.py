@@ -13,14 +13,14 @@ from functools import cache
 
 import pandas as pd
 
-from ..common.files import ROOT, complete_file
+from ...common.files import ROOT, complete_file
+from ..catalogue import MAIN_MODEL, MEE_RULES
+from ..figures import label
+from ..result_tables import KEEPS_IT
+from ..running.digests import file_digest
+from ..statements import BUGS
 from . import cards, report_tables, sentences
-from .catalogue import MAIN_MODEL, MEE_RULES
-from .digests import file_digest
-from .figures import label
 from .report_tables import BENCH, FIGURES, QUALITY, stored
-from .result_tables import KEEPS_IT
-from .statements import BUGS
 from .templates import filled, markdown
 
 INDEX = ROOT / "notebooks" / "index.ipynb"

@@ -1,6 +1,6 @@
 """What the text of notebook 04 rests on."""
 
-from ...analysis.decisions import LEAST_TO_RANK
+from ....analysis.decisions import LEAST_TO_RANK
 from .pruning import FIRST, ends, percent
 
 KEPT = 0.98  # share of the predictions

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..common.files import build_root
-from .catalogue import ABLATED, DISTILLED, HEADS, MAIN_MODEL, SURVEY_VARIANTS, VARIANTS, target_of
-from .inputs import checkpoint_folder
-from .profiles import Profile
+from ...common.files import build_root
+from ..catalogue import ABLATED, DISTILLED, HEADS, MAIN_MODEL, SURVEY_VARIANTS, VARIANTS, target_of
+from ..inputs import checkpoint_folder
+from ..profiles import Profile
 
 ALL = "all"
 CLASSIFIERS = ("classifiers", "further_classifiers")

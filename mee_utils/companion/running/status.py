@@ -6,14 +6,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..common.errors import MeeError
-from ..common.files import ROOT, read_json
+from ...common.errors import MeeError
+from ...common.files import ROOT, read_json
+from ..inputs import is_trained
+from ..profiles import Profile
+from ..result_tables import MACHINES, MEASURED, RETRAINED
+from ..results import manifest_of, noted_digests, output_root
 from . import freshness
-from .inputs import is_trained
 from .notebook_files import SOURCES, notebook_names, read_executed
-from .profiles import Profile
-from .result_tables import MACHINES, MEASURED, RETRAINED
-from .results import manifest_of, noted_digests, output_root
 
 CODE = "mee_utils/"  # begins the names of changed modules
 KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them again

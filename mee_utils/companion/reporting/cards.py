@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..common.files import PACKAGE, read_json, read_yaml
-from ..tasks.kinds import TASKS
-from ..tasks.publishers.origins import Origin, load_origins
-from .figures import label
-from .profiles import Profile, load_profile
+from ...common.files import PACKAGE, read_json, read_yaml
+from ...tasks.kinds import TASKS
+from ...tasks.publishers.origins import Origin, load_origins
+from ..figures import label
+from ..profiles import Profile, load_profile
 from .report_tables import DATA, FIGURES
 from .templates import filled, markdown
 

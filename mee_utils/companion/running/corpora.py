@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ..common.errors import MeeError
-from ..tasks.publishers.fetch import fetch
-from ..tasks.publishers.origins import load_origins
-from .profiles import FETCHED, IN_DATA, Profile
+from ...common.errors import MeeError
+from ...tasks.publishers.fetch import fetch
+from ...tasks.publishers.origins import load_origins
+from ..profiles import FETCHED, IN_DATA, Profile
 
 
 def local_corpora(profile: Profile) -> list[str]:

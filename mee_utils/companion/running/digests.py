@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from ..common.files import PACKAGE
+from ...common.files import PACKAGE
 
 TEXT = (".csv", ".ipynb", ".json", ".jsonl", ".md", ".py", ".tsv", ".txt", ".yaml", ".yml")
 

@@ -19,7 +19,7 @@ def sentences(real):
 
 
 def _answer(real):
-    from ..kinds import best_of_kind, kind_of
+    from ...kinds import best_of_kind, kind_of
 
     kept = real("08_results/at_99_percent")
     reliable = kept[(kept.verdict == "keeps it") & (kept.rule != "static")]

@@ -20,11 +20,14 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
-from ..common.errors import MeeError
-from ..common.files import PACKAGE, complete_file, read_json
-from .catalogue import RULES
+from ...common.errors import MeeError
+from ...common.files import PACKAGE, complete_file, read_json
+from ..catalogue import RULES
+from ..inputs import is_trained, weights_digest
+from ..profiles import Profile
+from ..result_tables import BENCH, MEASURED, RETRAINED, inputs_of
+from ..results import executed_path, manifest_of, output_root
 from .digests import code_digest, code_digests, code_files, digest_of, file_digest
-from .inputs import is_trained, weights_digest
 from .jobs import (
     ALL,
     CLASSIFIERS,
@@ -38,9 +41,6 @@ from .jobs import (
     traces,
 )
 from .notebook_files import notebook_names, outputs_digest, read_executed, read_source, source_digest
-from .profiles import Profile
-from .result_tables import BENCH, MEASURED, RETRAINED, inputs_of
-from .results import executed_path, manifest_of, output_root
 
 LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the code that a trace depends on
 # parts of a profile that matter to one notebook, or to none

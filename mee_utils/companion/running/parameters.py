@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, create_model
 
-from ..common.errors import LARGEST_SEED, MeeError
+from ...common.errors import LARGEST_SEED, MeeError
+from ..profiles import ResultSettings, Strict, first_mistake
 from .notebook_files import assigned_literals, declared_parameters, notebook_names, read_source
-from .profiles import ResultSettings, Strict, first_mistake
 
 PAPERMILL = "# Parameters"  # the first line of the cell that papermill puts in
 # With fewer, tables have no rows to compare, or intervals no two outputs that differ.

@@ -6,7 +6,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from .figures import label
+from ..figures import label
 
 FOLDER = Path(__file__).parent / "pages"
 

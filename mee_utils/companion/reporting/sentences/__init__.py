@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...common.errors import MeeError
-from ...common.files import ROOT
-from ..notebook_files import notebook_names, read_source
+from ....common.errors import MeeError
+from ....common.files import ROOT
+from ...running.notebook_files import notebook_names, read_source
 
 PAGES = {"readme": "README.md", "results_page": "RESULTS.md"}  # module -> page; other modules are notebooks'
 

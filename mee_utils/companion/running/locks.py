@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from ..common.files import machine
+from ...common.files import machine
 
 PARTIAL = ".partial"  # the ending of a temporary folder
 

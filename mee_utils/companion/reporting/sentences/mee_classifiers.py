@@ -1,8 +1,8 @@
 """What the text of notebook 05 rests on."""
 
-from ..catalogue import MEE_RULES
-from ..learned_from import OUTPUTS, REFERENCES
-from ..result_tables import KEEPS_IT
+from ...catalogue import MEE_RULES
+from ...learned_from import OUTPUTS, REFERENCES
+from ...result_tables import KEEPS_IT
 
 ON_STATES = ["linear", "low_rank", "low_rank_three", "hidden", "wide_hidden", "two_hidden", "three_hidden"]
 ON_STATES += ["four_hidden", "narrow_lstm", "lstm"]

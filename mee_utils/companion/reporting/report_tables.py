@@ -7,11 +7,11 @@ then those of synthetic data.
 import numpy as np
 import pandas as pd
 
-from ..common.files import ROOT
-from . import published_numbers
-from .catalogue import MAIN_MODEL, RULES
-from .figures import label
-from .result_tables import KEEPS_IT, fastest_by_shape, one_machine, read_timings
+from ...common.files import ROOT
+from .. import published_numbers
+from ..catalogue import MAIN_MODEL, RULES
+from ..figures import label
+from ..result_tables import KEEPS_IT, fastest_by_shape, one_machine, read_timings
 
 FIGURES = ROOT / "figures"
 BENCH = FIGURES / "bench"

@@ -18,10 +18,10 @@ from operator import getitem
 from pathlib import Path
 from typing import Literal
 
-from ..common.errors import MeeError, one_line
-from ..common.files import complete_file
-from ..common.sources import is_hub_id
-from .profiles import HubSource, Profile, Source, load_profile, profile_path
+from ...common.errors import MeeError, one_line
+from ...common.files import complete_file
+from ...common.sources import is_hub_id
+from ..profiles import HubSource, Profile, Source, load_profile, profile_path
 
 COMMIT = re.compile("[0-9a-f]{40}")
 MARK = "\ufeff"  # of the order of bytes, which a file may begin with

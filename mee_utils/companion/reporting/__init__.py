@@ -1,0 +1,1 @@
+"""README's findings, RESULTS.md and the pages behind it: text by people, numbers by name."""

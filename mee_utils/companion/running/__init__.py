@@ -1,0 +1,1 @@
+"""What is stale, what is run, and how: jobs, records, notebooks and their parameters."""
