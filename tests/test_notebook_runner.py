@@ -636,7 +636,7 @@ rule second:
     output: "second"
     shell: "touch second"
 """
-JOB = "import time; from mee_utils.companion import pipeline; "
+JOB = "import time; from mee_utils.companion.running import pipeline; "
 JOB += "pipeline.end_with_pipeline(); open({!r}, 'w'); time.sleep({})"
 MAKE = """
 import os, sys, pathlib

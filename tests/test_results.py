@@ -306,7 +306,7 @@ def test_the_quality_that_05_asks_for_is_the_profiles_in_its_table_and_its_text(
     cells = [cell.source for cell in source.cells if cell.cell_type == "code"]
     first = next(number for number, cell in enumerate(cells) if "keeping(stored" in cell)
     names = {
-        **{"profile": "small", "tasks": ["translation"], "main": ["fixed"], "MAIN_MODEL": "calm"},
+        **{"profile": "small", "tasks": ["translation"], "listed": ["fixed"], "MAIN_MODEL": "calm"},
         **{"read_measured": lambda *_: measured(), "keeping": verdicts.keeping, "KEEPS_IT": stored.KEEPS_IT},
         "experiment": SimpleNamespace(save_table=lambda table, name: table),
         **{"figures": figures, "display": lambda shown: None},

@@ -141,10 +141,7 @@ class RuleDecoder:
         self.model = experiment.models([job.model])[job.model]
         self.is_main = job.model == MAIN_MODEL and job.kind != "survey"
         self.classifiers = self._load_classifiers()
-        swept = [rule for rule in self._swept() if not RULES[rule].classifier or rule in self.classifiers]
-        beside = [] if job.kind == "survey" else ["static", "oracle"]
-        adaptive = ["free_adaptive"] if job.model == "free" else []
-        self.rules = ["full_depth", *beside, *adaptive, *swept]
+        self.rules = self._rules()
         self.candidates = self.settings.candidates if self.is_main else self.settings.other_candidates
         self.least_settings = LEAST_SETTINGS if self.is_main else 0
         if job.task in self.settings.most_candidates:  # its outputs are long
@@ -182,6 +179,12 @@ class RuleDecoder:
             return MAIN_SWEEP
         heads = HEADS if self.job.model == "vanilla" else ()
         return (*OTHER_SWEEP, *ABLATED[:2], *heads)
+
+    def _rules(self) -> list[str]:
+        swept = [rule for rule in self._swept() if not RULES[rule].classifier or rule in self.classifiers]
+        beside = [] if self.job.kind == "survey" else ["static", "oracle"]
+        adaptive = ["free_adaptive"] if self.job.model == "free" else []
+        return ["full_depth", *beside, *adaptive, *swept]
 
     def keys(self, rule: str) -> dict[str, str]:
         """What a rule's table belongs to, as digests; stored with it, in `attrs`.

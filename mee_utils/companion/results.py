@@ -87,7 +87,7 @@ class Run:
 
     def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
         running, _, staged_results = os.environ.get(STAGED, "").partition("=")
-        if folder is None and running == notebook:
+        if folder is None and running and running == notebook:
             folder = Path(staged_results)
         self.folder = folder or trial_folder(profile, notebook, parameters | injected_parameters())
         self.notebook = notebook
