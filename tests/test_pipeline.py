@@ -1,6 +1,7 @@
 """The Snakefile: no model that is there is made again or deleted, and what is planned is what is missing."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -95,7 +96,11 @@ def test_jobs_run_the_code_of_their_checkout_wherever_it_writes(clone, tmp_path)
     )
     assert done.returncode == 0, done.stderr[-3000:]
     jobs = re.findall("Shell command: (.*)", done.stdout)
-    assert len(jobs) > 10 and all(job.startswith(f"PYTHONPATH={clone.root}:") for job in jobs[:-1])
+    (begins,) = {job.split(" ")[0] for job in jobs[:-1]}
+    for known, path in {"": f"{clone.root}", "x": f"{clone.root}:x"}.items():  # Snakemake's shell: bash -u
+        environment = {"PATH": os.environ["PATH"]} | ({"PYTHONPATH": known} if known else {})
+        said = subprocess.check_output(["bash", "-euc", f"{begins} printenv PYTHONPATH"], env=environment)
+        assert len(jobs) > 10 and said.decode().strip() == path
     assert " records/mine/notebook-" in done.stdout
 
 
