@@ -217,6 +217,15 @@ def test_a_long_title_is_broken_into_lines_of_about_the_same_length():
     assert abs(len(first) - len(second)) <= 10
 
 
+def test_lines_in_the_colour_of_their_panel_are_grey_in_the_legend():
+    def orange(axis, rows):
+        figures.lines(axis, rows, "layer", "share", "model", colour="#de8f05")
+
+    figure = of_panels(curves(), orange)
+    assert {line.get_color() for line in figure.legends[0].get_lines()} == {figures.GREY}
+    assert {line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())} == {"#de8f05"}
+
+
 def test_the_last_layer_is_no_pale_yellow():
     *_, last = figures.layer_styles(12).values()
     _, green, blue, _ = last.colour

@@ -236,18 +236,22 @@ def lines(
 ) -> None:
     """A line with a band for each value of `by`, sorted by `x`; a marker where there is a single row.
 
-    Bands end at `clip`. `x="layer"` makes the axis one of layers.
+    Bands end at `clip`. `colour` takes the place of the lines' own; as it may differ from panel to panel, the
+    legend has them in grey. `x="layer"` makes the axis one of layers.
     """
     for name, part in rows.groupby(by, sort=False):
         style = styles.get(name, Style(label(name)))
         part = part.sort_values(x, kind="stable")
-        look = {"color": style.colour, "marker": style.marker, "label": style.label}
+        look = {"color": colour or style.colour, "marker": style.marker, "label": style.label}
         if len(part) > 1:
             look.update(dashes=style.dashes, linewidth=1.5)
         else:
             look.update(linestyle="none")
         if name in ("oracle", "full_depth"):
             look["markersize"] = 7
+        if colour:
+            axis.plot([], [], **look | {"color": GREY})
+            look["label"] = None
         (line,) = axis.plot(part[x], part[y], **look)
         if band:
             low = part[band[0]].clip(*clip)
