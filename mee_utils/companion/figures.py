@@ -232,7 +232,15 @@ def layer_styles(layers: int) -> dict[int, Style]:
 
 
 def lines(
-    axis, rows, x: str, y: str, by: str = "rule", band=None, styles=STYLES, clip=(-math.inf, math.inf)
+    axis,
+    rows,
+    x: str,
+    y: str,
+    by: str = "rule",
+    band=None,
+    styles=STYLES,
+    clip=(-math.inf, math.inf),
+    colour: str | None = None,
 ) -> None:
     """A line with a band for each value of `by`, sorted by `x`; a marker where there is a single row.
 
