@@ -125,7 +125,8 @@ def cheap_decisions() -> pd.DataFrame:
     spent = rows.flops_share.map(PERCENT).unstack("reduction")
     changed = rows.other_token.unstack("reduction").fixed.map("{:.2%}".format)
     area = stored("04_contrastive_decoding/ranking").query(f"model == '{MAIN_MODEL}'")
-    area = area.groupby([*KEYS, "rule"]).roc_area.mean().unstack("rule").map("{:.3f}".format)
+    area = area.groupby([*KEYS, "rule"]).roc_area.mean().unstack("rule")
+    area = area.map("{:.3f}".format, na_action="ignore").fillna("too few tokens to rank")
     table = {
         "decoder FLOPs, all tokens scored": spent.unpruned,
         "decoder FLOPs, 64 tokens scored": spent.fixed,
