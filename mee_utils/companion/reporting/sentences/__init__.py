@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ....common.errors import MeeError
@@ -29,6 +30,16 @@ PAGES = {"readme": "README.md", "results_page": "RESULTS.md"}  # module -> page;
 def real(table: str) -> pd.DataFrame:
     """A stored table of `figures/real`, by its path there without ending."""
     return pd.read_csv(ROOT / "figures" / "real" / f"{table}.csv")
+
+
+def percent(*shares) -> list[float]:
+    """Shares as a text has them, in whole percents."""
+    return [float(np.round(100 * share)) for share in shares]
+
+
+def ends(shares: pd.Series) -> list[float]:
+    """The least and the largest of some shares, in whole percents."""
+    return percent(shares.min(), shares.max())
 
 
 def broken(pages: Mapping[str, str] | None = None) -> Iterator[str]:

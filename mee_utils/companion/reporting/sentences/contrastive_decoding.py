@@ -1,8 +1,9 @@
 """What the text of notebook 04 rests on."""
 
 from ....analysis.decisions import LEAST_TO_RANK
-from .pruning import FIRST, ends, percent
+from . import ends, percent
 
+FIRST = 4  # layer at which a token may exit
 KEPT = 0.98  # share of the predictions
 
 

@@ -1,5 +1,7 @@
 """What the text of notebook 01 rests on."""
 
+from . import ends
+
 
 def sentences(real):
     """Each sentence with whether it is true of the stored tables."""
@@ -17,7 +19,7 @@ def _settled(real):
     calm, vanilla = after_4.loc["calm"], after_4.loc["vanilla"]
     yield (
         "70 to 93 % of CALM's predictions are final, and 21 to 30 % of vanilla's",
-        _percents(calm) == (70, 93) and _percents(vanilla) == (21, 30),
+        ends(calm) == [70, 93] and ends(vanilla) == [21, 30],
     )
     between = after_4.loc[["free", "late_weighted"]]
     yield (
@@ -26,7 +28,7 @@ def _settled(real):
     )
     yield (
         "Here the shares are 52 to 70 % and 70 to 93 %.",
-        _percents(after_2.loc["calm"]) == (52, 70) and _percents(calm) == (70, 93),
+        ends(after_2.loc["calm"]) == [52, 70] and ends(calm) == [70, 93],
     )
     yield (
         "the published level only after layer 4 on question answering",
@@ -100,7 +102,7 @@ def _tokens(real):
     start = strict.pivot(index="task", columns="model", values="start")
     yield (
         "The confidence never falls for 38 to 84 % of CALM's tokens, and for 46 to 91 % of vanilla's",
-        _percents(never.calm) == (38, 84) and _percents(never.vanilla) == (46, 91),
+        ends(never.calm) == [38, 84] and ends(never.vanilla) == [46, 91],
     )
     yield (
         "vanilla has the largest share of all models on every task, FREE the smallest",
@@ -108,7 +110,7 @@ def _tokens(real):
     )
     yield (
         "its mean confidence is 0.05 or less at layer 1, CALM's is 0.15 to 0.32",
-        round(start.vanilla.max(), 2) <= 0.05 and _percents(start.calm) == (15, 32),
+        round(start.vanilla.max(), 2) <= 0.05 and ends(start.calm) == [15, 32],
     )
 
 
@@ -122,7 +124,7 @@ def _decoding(real):
     depth = oracle.mean_exit_layer_decoded
     yield (
         "The oracle stops after 2.5 to 4 layers and keeps 98 to 103 % of the score",
-        depth.between(2.45, 4).all() and _percents(kept["oracle"]) == (98, 103),
+        depth.between(2.45, 4).all() and ends(kept["oracle"]) == [98, 103],
     )
     yield "most of its summaries differ from full depth's", oracle.same_output["summarization"] < 0.5
     similarity = exits.loc["hidden_similarity"]
@@ -130,14 +132,9 @@ def _decoding(real):
         "exits every token at layer 4, as a fixed exit does, and loses 14 to 41 % of the score",
         (similarity.mean_exit_layer_decoded == 4).all()
         and (similarity.score == exits.loc["static"].score).all()
-        and _percents(1 - kept["hidden_similarity"]) == (14, 41),
+        and ends(1 - kept["hidden_similarity"]) == [14, 41],
     )
     yield (
         "The margin keeps 99 % of the score or more, but costs more FLOPs than full depth on two of three",
         (kept["softmax_margin"] > 0.99).all() and (exits.loc["softmax_margin"].flops_share > 1).sum() == 2,
     )
-
-
-def _percents(shares):
-    """The least and the largest of some shares, in whole percents."""
-    return round(100 * shares.min()), round(100 * shares.max())

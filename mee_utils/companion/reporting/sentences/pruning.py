@@ -1,20 +1,9 @@
 """What the text of notebook 03 rests on."""
 
-import numpy as np
-
 from ..report_tables import decoder
+from . import ends, percent
 
 FIRST = 4  # layer at which a token may exit
-
-
-def percent(*values):
-    """Values as the text has them, in whole percents."""
-    return [np.round(100 * value) for value in values]
-
-
-def ends(values):
-    """The least and the largest, in whole percents."""
-    return percent(values.min(), values.max())
 
 
 def sentences(real):
