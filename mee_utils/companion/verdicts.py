@@ -225,8 +225,8 @@ def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: 
     for rule, of_rule in fresh.groupby("rule", sort=False):
         losses = {threshold: rows.loss for threshold, rows in of_rule.groupby("threshold", sort=False)}
         stacked = np.stack(list(losses.values()))
-        hardest = 0.99 * stacked.mean(axis=1, dtype=np.float64)
-        demands = sorted({*deltas, *hardest[hardest > 0].round(4)})
+        hardest = (0.99 * stacked.mean(axis=1, dtype=np.float64)).round(4)
+        demands = sorted({*deltas, *hardest[hardest > 0]})
         table = broken_guarantees(stacked, list(losses), demands, eps, sets)
         tables.append(table.assign(rule=rule, passed=table.threshold.notna()))
     groups = pd.concat(tables).groupby(["rule", "bound", "delta"], sort=False)
