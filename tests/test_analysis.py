@@ -11,9 +11,11 @@ from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.reliability import reliability
 from mee_utils.analysis.statistics import (
     DRAWS,
+    Estimate,
     difference_interval,
     interval,
     mean_interval,
+    percentiles,
     resampled_tokens,
 )
 from mee_utils.tasks import baselines
@@ -184,3 +186,11 @@ def test_trivial_baselines_take_what_they_say():
 def test_a_seed_that_numpy_does_not_take_is_one_clear_line():
     with pytest.raises(MeeError, match="seed=-1: give a whole number"):
         mean_interval(np.arange(4.0), np.arange(4), seed=-1)
+
+
+def test_an_interval_leaves_a_fortieth_of_the_draws_on_either_side():
+    draws = np.arange(1001.0)
+    assert percentiles(draws) == pytest.approx((25, 975))
+    assert percentiles(draws, 0.9) == pytest.approx((50, 950))
+    one = Estimate(500.0, draws)
+    assert (one.low, one.high) == pytest.approx((25, 975))

@@ -10,7 +10,7 @@ from mee_utils import ExitPolicy, MeeError, generate, replay, trace
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.classifiers import SIZED, load_classifier, new_classifier, save_classifier
 from mee_utils.exits.measures import TRAINED
-from mee_utils.traces.classifier_training import exit_labels, train_classifier
+from mee_utils.traces.classifier_training import _Loss, exit_labels, train_classifier
 from mee_utils.traces.replay import StoredStates
 
 # those that give the log-odds of "exit" from states alone
@@ -119,6 +119,13 @@ def balanced_accuracy(classifier, found, model, labels):
     said = (classifier.log_odds(StoredStates(found, model).normalized(slice(None)))[:, :-1] > 0).numpy()
     labels = labels[:, classifier.lookback :]
     return (said[labels].mean() + (~said)[~labels].mean()) / 2
+
+
+def test_both_classes_count_alike_in_every_layer():
+    labels = torch.tensor([[True, False], [True, False], [True, True], [False, False]])
+    loss = _Loss(new_classifier("linear_classifier", 8, seed=0).double(), labels, "consistency")
+    expected = [[0.5 / 0.25, 0.5 / 0.75], [0.5 / 0.75, 0.5 / 0.25]]  # [class, layer]
+    assert loss.class_weights.tolist() == pytest.approx(np.array(expected))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("classifier")])

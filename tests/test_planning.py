@@ -182,6 +182,24 @@ def test_the_best_draft_length_is_found():
     assert setting.expected == max(speeds) == speeds[5] and speeds[0] == min(speeds)
 
 
+def test_the_best_of_all_thresholds_and_draft_lengths_is_found():
+    """Each pair of them, planned alone, is no faster, and the one that was chosen is as fast."""
+    policy = ExitPolicy(exit_layers=[1, 2], propagation="verify")
+    draw = np.random.default_rng(3)
+    replay, states = replay_by_hand([0] * 20, draw.random((20, 2)) < 0.8, policy)
+    replay = replay._replace(confidences=draw.random((20, 2)))
+    setting, compared = planning.best_setting(replay, states, 64, SIZES)
+
+    def alone(threshold, length):
+        only = replace(policy, threshold=threshold, max_draft=length)
+        return planning.best_setting(replay._replace(bound=only.bind(4, 10)), states, 64, SIZES)[0].expected
+
+    levels = np.unique(np.quantile(replay.confidences, np.linspace(0, 1, 24), method="inverted_cdf"))
+    speeds = [alone(float(level), length) for level in levels for length in range(1, 9)]
+    assert compared == len(speeds) == 24 * 8 and setting.expected == max(speeds) > min(speeds)
+    assert alone(setting.policy.threshold, setting.policy.max_draft) == setting.expected
+
+
 def test_the_rounds_of_three_tokens():
     """The worked example of `rounds`, and its work as `planning` has it."""
     same = np.array([[True, True], [False, True], [False, False]])

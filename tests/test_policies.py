@@ -376,6 +376,8 @@ def test_the_least_settings_of_thresholds_work():
     for position in range(4):
         bandit.exceeded(np.array([0.5]), position, 9, np.array([0]), 0.5)
     assert len(bandit.plays[0]) == 4
+    bandit.exceeded(np.array([0.5]), 2, 9, np.array([0]), 0.5)
+    assert len(bandit.plays[0]) == 3, "drafted again at the same depth: what followed is void"
 
 
 @pytest.mark.parametrize(
