@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from mee_utils import MeeError, load_task
 from mee_utils.analysis import monotonicity
+from mee_utils.analysis.beside_full import beside_full
 from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.reliability import reliability
 from mee_utils.analysis.statistics import (
@@ -194,3 +196,12 @@ def test_an_interval_leaves_a_fortieth_of_the_draws_on_either_side():
     assert percentiles(draws, 0.9) == pytest.approx((50, 950))
     one = Estimate(500.0, draws)
     assert (one.low, one.high) == pytest.approx((25, 975))
+
+
+def test_an_output_that_gains_makes_up_for_none_that_loses():
+    full = pd.DataFrame({"loss": 0.0, "score": [50.0] * 4, "flops": 9, "tokens": 3, "layers": 9})
+    exits = full.assign(score=[90.0, 90.0, 30.0, 50.0])
+    found = beside_full([exits], full)
+    assert found["risk_loss"].value == pytest.approx(0.2 / 4) and found["retained"].value == pytest.approx(
+        1.3
+    )
