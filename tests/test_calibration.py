@@ -70,6 +70,10 @@ def test_hoeffding_bentkus_by_hand():
     assert calibration.hoeffding_bentkus(losses, 0.5) == pytest.approx(min(hoeffding, bentkus))
     assert calibration.hoeffding_bentkus(np.zeros(10), 0.5) == pytest.approx(min(0.5**10, np.e / 2**10))
     assert calibration.hoeffding_bentkus(np.full(10, 0.7), 0.5) == 1.0
+    between = np.full(10, 0.15)  # 1.5 losses in all count as two, for which Bentkus's bound is the larger
+    hoeffding = np.exp(-10 * (0.15 * np.log(0.15 / 0.5) + 0.85 * np.log(0.85 / 0.5)))
+    assert np.e * (1 + 10) / 2**10 < hoeffding < np.e * (1 + 10 + 45) / 2**10
+    assert calibration.hoeffding_bentkus(between, 0.5) == pytest.approx(hoeffding)
 
 
 def test_betting_by_hand():

@@ -102,6 +102,13 @@ def test_the_threshold_for_a_quality_is_the_lowest_from_which_on_it_is_kept():
         threshold_choice.thresholds_for(replayed, [98])
 
 
+def test_a_threshold_above_which_quality_falls_again_is_not_chosen(monkeypatch):
+    table = pd.DataFrame({"threshold": [0.0, 0.3, 0.6, 1.0], "same_token": [0.5, 0.95, 0.9, 1.0]})
+    monkeypatch.setattr(threshold_choice, "sweep", lambda *_: table)
+    chosen = threshold_choice.thresholds_for(by_hand(ExitPolicy("softmax_margin")), [0.92, 0.9, 0.5])
+    assert chosen.threshold.tolist() == [1.0, 0.3, 0.0]
+
+
 def ranked(tokens, outputs, layers=2):
     """Confidences and labels `[token, layer]` of made-up tokens, and their sequences."""
     rng = np.random.default_rng(0)
