@@ -526,6 +526,14 @@ def few_outputs():
     shapes.trained_of.cache_clear()
 
 
+def test_a_played_rule_that_counts_layers_listens_to_the_script_too(tiny):
+    exits = np.array([[2, SIZES.layers, 4, 3, 6, 5]])
+    script = shapes.Script(exits, exits > 0, exits == 0)
+    vote = shapes.ExitPolicy("vote", threshold=2, min_layer=1)
+    rows = tiny.ours(1, shapes.played(vote, script, tiny, SIZES.layers), TINY.tokens)()
+    assert np.array_equal(rows[0].exit_layers, exits[0])
+
+
 @pytest.mark.parametrize("part", list(shapes.PARTS))
 def test_shapes_are_timed_with_what_the_trained_models_did(monkeypatch, part):
     monkeypatch.setattr(shapes, "BATCHES", (1,))

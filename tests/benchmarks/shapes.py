@@ -158,13 +158,13 @@ def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> Exit
 
     def confidence(decide, state):
         on_host(decide(state))
-        return forced.confidence(state)
+        return 2 * forced.confidence(state)  # 0, or above the threshold
 
     layers = deeper(policy.bind(depth, bench.workload.sizes.vocabulary).decision_layers, bench, depth)
     return around(
         policy,
         confidence,
-        threshold=0.5,
+        threshold=1 if policy.measure.integer_threshold else 0.5,
         decay=None,
         decay_form="scaled",
         min_layer=None,
