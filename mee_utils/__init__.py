@@ -29,6 +29,7 @@ _HOME = {
     "EncoderCache": "decoding.inputs",
     "LayerwiseDecoder": "decoding.layerwise",
     "ExitPolicy": "exits.policy",
+    "Copies": "exits.copies",
     "Measure": "exits.measures",
     "ForcedExits": "exits.measures",
     "replay": "traces.replay",

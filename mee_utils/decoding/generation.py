@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole, shown
 from ..common.html import Markup, shaded, table
+from ..exits.copies import Copies
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
@@ -26,7 +27,7 @@ class Generation:
     """What `generate` returns; lists and arrays are in the order of the inputs.
 
     - Exit layers: the layer whose prediction became the token. With `propagation="verify"` this is the
-      layer of the accepted draft, or L if the last layer replaced it.
+      layer of the accepted draft, 0 if it was copied, or L if the last layer replaced it.
     - FLOPs are those of the decoder (see `mee_utils.models.costs`). With `propagation="verify"` they include
       drafts that were thrown away.
     - Seconds are those of decoding: with the encoder unless `encodings` are given, without tokenization.
@@ -90,7 +91,7 @@ class Generation:
 def generate(
     model: Model,
     inputs: Sequence[str],
-    policy: ExitPolicy | None = None,
+    policy: ExitPolicy | Copies | None = None,
     *,
     max_new_tokens: int = 64,
     batch_size: int = 8,
@@ -105,7 +106,8 @@ def generate(
 
     Args:
         inputs: the prompts; one text stands for a list of one.
-        policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
+        policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search;
+            `Copies(...)` gives them too, and drafts what it copies from the input.
             With `propagation="verify"` and no `max_draft`, drafts are planned first (`plan_drafts`), which
             takes a while and is not part of `seconds`; if they are not faster, all layers are run.
         max_new_tokens: the longest output, end token included; the `N` of decaying thresholds.
@@ -117,14 +119,18 @@ def generate(
     fit the model, generation settings as above, start or end ids that the model does not have, and states
     that are not finite.
     """
-    if policy is not None and not isinstance(policy, ExitPolicy):
-        raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
+    if policy is not None and not isinstance(policy, ExitPolicy | Copies):
+        raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), Copies(...), or None: all layers.")
     if encodings is not None and not isinstance(encodings, EncoderCache):
         raise MeeError(f"encodings={shown(encodings)}: give an EncoderCache().")
     max_new_tokens = check_whole("max_new_tokens", max_new_tokens)
     batch_size = check_whole("batch_size", batch_size)
     texts, ids = read_inputs(model, inputs, max_source_tokens)
     decoder = decoder_of(model.network)
+    if isinstance(policy, Copies):  # no exits
+        policy = ExitPolicy(
+            "static", min_layer=decoder.layers, propagation="verify", max_draft=1, copies=policy
+        )
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
     if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":

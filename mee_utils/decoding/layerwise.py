@@ -207,8 +207,8 @@ class Cache:
     def move_to(self, position: int) -> None:
         """Goes on to the token at `position`; a full cache doubles its room, up to `max_new_tokens`."""
         self.position = position
-        if position == self.capacity:
-            added = min(self.capacity, self.max_new_tokens - self.capacity)
+        if position >= self.capacity:
+            added = min(max(self.capacity, position + 1 - self.capacity), self.max_new_tokens - self.capacity)
             self.capacity += added
             room = (0, 0, 0, added)  # behind the last position
             self.states = functional.pad(self.states, room)

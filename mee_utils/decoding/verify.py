@@ -1,15 +1,17 @@
 """Lossless early exit: exits are drafts, the last layer verifies them, and the output is that of full depth.
 
-- Draft. A token exits at the first layer where the policy is confident, and its state waits there. A later
-  token that goes deeper takes along what waits before it. The first token of which the policy is not
+- Draft. Where the input, or the output so far, goes on as the output does, the tokens there are copied
+  (`exits.copies`); they wait below the first layer. Else a token exits at the first layer where the policy is
+  confident, and its state waits there. A later token that goes deeper takes along what waits before it. A
+  copy, the first token of which the policy is not
   confident, an end token, a draft of `max_draft` tokens, or the last token that there is room for, ends the
   draft.
 - Verify. All that waits goes through the layers it has not seen, one pass per layer, and through the LM head.
 - Accept. Drafts are accepted up to the first that is not the last layer's token; that one is replaced, and
   what came after it is dropped. The token of which the policy was not confident comes from the last layer.
 
-If all tokens before it were right, a draft is computed from exactly the states of full depth, whatever the
-policy.
+If all tokens before it were right, the draft of an exit is computed from exactly the states of full depth,
+whatever the policy.
 This is self-speculative decoding (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al. 2024) for an
 encoder and decoder, any exit rule, and rows that accept different numbers of tokens.
 
@@ -32,6 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..exits.copies import Copier
 from ..exits.policy import BoundPolicy
 from .layerwise import Cache, LayerwiseDecoder, on_device, on_host
 from .outputs import Drafts, Output
@@ -66,8 +69,9 @@ class Row:
     Rows stand at positions of their own, unlike those of `mee_utils.decoding.layerwise.Rows`.
     """
 
-    def __init__(self, sequence: int, slot: int, start: int):
+    def __init__(self, sequence: int, slot: int, start: int, copier: Copier | None = None):
         self.sequence = sequence
+        self.copier = copier
         self.slot = slot  # where it is in the cache
         self.last = start  # the token before the next one
         # of each final token; a draft's layer and confidence, or L and NaN
@@ -88,6 +92,12 @@ class Row:
         """Of the next token."""
         return len(self.token_ids) + len(self.drafts)
 
+    def copy(self, room: int) -> list[int]:
+        """What can be copied behind the row's tokens and drafts."""
+        drafted = [draft.token_id for draft in self.drafts]
+        longest = self.copier.copies.longest
+        return self.copier.draft((self.token_ids[-longest:] + drafted)[-longest:], room)
+
     def accept(self, predicted: list[int], layers: int, vocabulary: int) -> None:
         """Accepts drafts up to the first that the last layer does not predict, and takes its token there."""
         self.rounds += 1
@@ -99,6 +109,8 @@ class Row:
             self.verified_drafts += draft.token_id != UNSURE
             self.accepted_drafts += accepted
             self.token_ids.append(token)
+            if self.copier:
+                self.copier.write(token)
             self.exit_layers.append(draft.layer if accepted else layers)
             self.confidences.append(draft.confidence if accepted else np.nan)
             self.readout_rows.append(draft.readout_rows + vocabulary)
@@ -169,13 +181,19 @@ class DraftDecoder:
         self.cache = cache
         self.bound = bound
         self.deepest = max(bound.decision_layers, default=0)  # no token is drafted beyond
-        self.rows = [Row(index, slot, cache.start) for slot, index in enumerate(sequence.tolist())]
+        copiers: list[Copier | None] = [None] * len(sequence)
+        if copies := bound.policy.copies:
+            copiers = [Copier(copies, ids[ids >= 0].tolist()) for ids in on_host(cache.source_ids)]
+        numbered = enumerate(zip(sequence.tolist(), copiers, strict=True))
+        self.rows = [Row(index, slot, cache.start, copier) for slot, (index, copier) in numbered]
 
     def decode(self) -> list[Output]:
         """Decodes all rows. Raises `MeeError` for states that are not finite."""
         going = self.rows
         while going:
             drafting = [row for row in going if not row.ready_to_verify]
+            if self.bound.policy.copies:
+                drafting = self.copy(drafting)
             if drafting:
                 self.draft(drafting)
             ready = [row for row in going if row.ready_to_verify]
@@ -187,6 +205,33 @@ class DraftDecoder:
                     for slot, row in enumerate(going):
                         row.slot = slot
         return [row.output() for row in self.rows]
+
+    def copy(self, rows: list[Row]) -> list[Row]:
+        """Drafts copies for rows that have one; returns the others.
+
+        Copied tokens wait below layer 1, and so does the token behind them, which comes from the last layer.
+        """
+        cache = self.cache
+        others, slots, positions, fed = [], [], [], []
+        for row in rows:
+            copied = row.copy(cache.max_new_tokens - row.position)
+            if not copied:
+                others.append(row)
+                continue
+            for token in [*copied, UNSURE]:
+                slots.append(row.slot)
+                positions.append(row.position)
+                fed.append(row.last)
+                row.drafts.append(Draft(token, 0 if token != UNSURE else self.bound.layers, np.nan, 0))
+                row.last = token
+                if token == UNSURE or self._ended(row):
+                    break
+            row.ready_to_verify = True
+        if slots:
+            cache.move_to(max(positions))
+            waiting = self.decoder.embed(on_device(fed, cache.encoded))
+            cache.states[on_device(slots, waiting), on_device(positions, waiting)] = waiting
+        return others
 
     def draft(self, rows: list[Row]) -> None:
         """Drafts one token of each row, as deep as the policy looks."""

@@ -14,6 +14,7 @@ from ..common.errors import MeeError, check_choice, is_number, plain_number, sho
 from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, Contrast, contrast_of
+from .copies import Copies
 from .measures import Measure, find_measure
 from .pruning import Pruning, pruning_of
 from .readout import Readout
@@ -46,6 +47,8 @@ class ExitPolicy:
             "verify" (exits are drafts that the last layer verifies: the output is that of full depth).
         max_draft: how many tokens may wait for the last layer ("verify"); by default "auto": planned, with
             the first layer and a threshold that is not given (see `mee_utils.decoding.planning`).
+        copies: drafts that are copied from the input where it continues as the output does ("verify"); exits
+            draft where there is none. `generate(model, inputs, Copies())` copies alone.
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.pruning`.
         top_k, least_k: vocabulary entries kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
@@ -71,6 +74,7 @@ class ExitPolicy:
     exit_layers: Sequence[int] | None = None
     propagation: str = "copy"
     max_draft: int | str = "auto"
+    copies: Copies | None = None
     pruning: str | None = None
     top_k: int | None = None
     least_k: int | None = None
@@ -203,6 +207,10 @@ class ExitPolicy:
         fixed = not isinstance(self.max_draft, str) or self.max_draft != "auto"
         if fixed and not _is_whole(self.max_draft):
             yield f'max_draft={shown(self.max_draft)}: give a whole number of tokens from 1 on, or "auto".'
+        if self.copies is not None and not isinstance(self.copies, Copies):
+            yield f"copies={shown(self.copies)}: give Copies(...), or None to copy nothing."
+        if self.copies is not None and self.propagation != "verify":
+            yield 'copies=... means nothing without propagation="verify": leave it out.'
         if fixed and self.propagation != "verify":
             yield f'max_draft={self.max_draft} means nothing without propagation="verify": leave it out.'
         if self.propagation == "verify" and self.measure.needs_all_layers:

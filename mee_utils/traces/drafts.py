@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..common.errors import check_whole
+from ..common.errors import MeeError, check_whole
 from ..decoding.rounds import Rounds, rounds_of
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
@@ -73,7 +73,12 @@ def drafts_of(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) 
 
 
 def rounds_of_replay(replayed: PolicyReplay, exits: np.ndarray, max_draft: int) -> Rounds:
-    """The rounds of drafts whose tokens exit at these indices of `layers`, `[token]`: one setting."""
+    """The rounds of drafts whose tokens exit at these indices of `layers`, `[token]`: one setting.
+
+    Raises `MeeError` for a policy that copies, which is not foretold here.
+    """
+    if replayed.bound.policy.copies:
+        raise MeeError("Drafts that are copies are not replayed: leave out copies=..., or decode.")
     return rounds_of(
         exits[None],
         same_token=replayed.same_token,
