@@ -183,7 +183,17 @@ def test_mistakes_are_one_line(make, message):
     assert "\n" not in str(caught.value)
 
 
-def test_what_no_replay_knows_is_refused(t5):
-    found = trace(t5, INPUTS[:1], max_new_tokens=3)
-    with pytest.raises(MeeError, match="copies are not replayed"):
-        replay_drafts(found, BOTH)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_trace_foretells_the_copies_and_what_becomes_of_them(name, lively):
+    policy = POLICIES[name]
+    if isinstance(policy, Copies):
+        policy = ExitPolicy(
+            "static", min_layer=lively.layers, propagation="verify", max_draft=1, copies=policy
+        )
+    found = trace(lively, INPUTS, max_new_tokens=LENGTH)
+    foretold = replay_drafts(found, policy, max_new_tokens=LENGTH)
+    out = generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
+    for column in ("rounds", "verified", "accepted"):
+        assert [getattr(drafts, column) for drafts in out.drafts] == getattr(foretold, column).tolist()
+    assert np.concatenate(out.exit_layers).tolist() == foretold.exit_layers.tolist()
+    assert foretold.accepted.sum() > 0 and (foretold.exit_layers == 0).any()

@@ -36,16 +36,24 @@ def verified_flops(replayed: PolicyReplay, max_draft: int, max_new_tokens: int =
     """
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token]
-    rounds = rounds_of_replay(replayed, exits, max_draft)
+    rounds = rounds_of_replay(replayed, exits, max_draft, max_new_tokens)
     starts = np.flatnonzero(rounds.begins[0])
-    tokens = np.concatenate([np.arange(start, rounds.run_to[0, start]) for start in starts])  # that are run
+    run_to = rounds.run_to[0, starts]
+    tokens = np.concatenate([np.arange(*span) for span in zip(starts, run_to, strict=True)])  # that are run
     readout_rows = replayed.readout_rows[tokens, exits[tokens]]
     is_draft = exits[tokens] < len(replayed.decision_layers)
     readout_rows = readout_rows + is_draft * trace.sizes.vocabulary  # the last layer's, which verifies
+    exit_layers = replayed.layers[exits[tokens]]
+    if rounds.copies is not None:
+        is_copy = np.repeat(rounds.copies[starts], run_to - starts)  # and the token behind it
+        readout_rows = np.where(is_copy, trace.sizes.vocabulary, readout_rows)
+        first = np.repeat(starts, run_to - starts)
+        layers = np.where(tokens < first + rounds.copied.offered[first], 0, trace.layers)
+        exit_layers = np.where(is_copy, layers, exit_layers)
     ends = np.searchsorted(trace.sequence[tokens], np.arange(1, len(trace.source_tokens)))
     flops = replayed.bound.flops(
         trace.sizes,
-        exit_layers=np.split(replayed.layers[exits[tokens]], ends),
+        exit_layers=np.split(exit_layers, ends),
         readout_rows=np.split(readout_rows, ends),
         source=trace.source_tokens,
         positions=np.split(trace.position[tokens], ends),

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..common.errors import MeeError, check_whole, shown
+from ..exits.copies import Copies
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
@@ -33,8 +34,8 @@ from .full_depth import (
     replay_states,
 )
 from .inputs import EncoderCache, decode_batch, read_inputs
-from .layerwise import decoder_of
-from .rounds import Rounds, first_exits, rounds_of
+from .layerwise import decoder_of, on_host
+from .rounds import Copied, Rounds, first_exits, rounds_of
 
 MIN_SPEEDUP = 1.05  # drafts are used if decoding is at least this many times as fast as full depth
 PLANNING_INPUTS = 16  # number of inputs that are replayed and timed; at least one batch is timed
@@ -260,6 +261,7 @@ def best_setting(
         decision_layers=replay.bound.decision_layers,
         sequence=states.sequence,
         max_draft=np.tile(lengths, len(policies)),
+        copied=copied_along(policy.copies, states, max_new_tokens) if policy.copies else None,
     )
     plain_work = len(states.sequence) * (sizes.layers * sizes.projections + sizes.readout)
     expected = plain_work / work_by_token(replay, exits, rounds, sizes).sum(axis=1)
@@ -267,6 +269,14 @@ def best_setting(
     chosen = policies[best // len(lengths)]
     max_draft = int(lengths[best % len(lengths)])
     return Setting(replace(chosen, max_draft=max_draft), float(expected[best])), len(expected)
+
+
+def copied_along(copies: Copies, states: FullDepthStates, max_new_tokens: int) -> Copied:
+    """What rounds would copy along full-depth outputs."""
+    starts = np.flatnonzero(states.position == 0)
+    outputs = [ids.tolist() for ids in np.split(states.final_id, starts[1:])]
+    sources = [ids[ids >= 0].tolist() for ids in on_host(states.source_ids)[states.source_rows[starts]]]
+    return Copied.along(copies, sources, outputs, max_new_tokens)
 
 
 def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes) -> np.ndarray:
@@ -310,7 +320,10 @@ def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: Deco
     # a token takes along what waits before it, so that none of the round waits below its last token
     waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)  # [setting, token]
     verifying = (layers - waits_at) * layer_work + sizes.readout
-    return (_sums_to(rounds.run_to, drafting) + verifying) * rounds.begins
+    work = _sums_to(rounds.run_to, drafting) + verifying
+    if rounds.copies is not None:  # a copy costs nothing to make, and all layers to verify
+        work = np.where(rounds.copies, layers * layer_work + sizes.readout, work)
+    return work * rounds.begins
 
 
 def _sums_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:

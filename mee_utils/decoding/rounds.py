@@ -19,13 +19,48 @@ wrong, then `next_round` of token 0 would be 1: the last layer's token replaces 
 the next round begins at token 1.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from copy import deepcopy
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
+from ..exits.copies import Copier, Copies
 from ..exits.policy import BoundPolicy
+
+
+class Copied(NamedTuple):
+    """What a round that begins at each token would copy, `[token]`."""
+
+    offered: np.ndarray  # how many tokens; 0: there is no copy
+    right: np.ndarray  # how many of them are the output's own
+
+    @classmethod
+    def along(
+        cls, copies: Copies, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], longest: int
+    ) -> Copied:
+        """Of outputs at full depth; the tokens of all of them follow each other.
+
+        Args:
+            copies: how is copied.
+            sources: the input of each output, as ids.
+            outputs: the ids of each output.
+            longest: tokens that an output has room for.
+        """
+        found = []
+        for source, output in zip(sources, outputs, strict=True):
+            copier = Copier(copies, source)
+            for position, token in enumerate(output):
+                copied = copier.draft(
+                    output[max(0, position - copies.longest) : position], longest - position
+                )
+                agrees = np.cumprod([a == b for a, b in zip(copied, output[position:], strict=False)])
+                found.append((len(copied), int(agrees.sum())))
+                copier.write(token)
+        return cls(*np.array(found).reshape(-1, 2).T)
 
 
 class Rounds(NamedTuple):
@@ -38,6 +73,12 @@ class Rounds(NamedTuple):
     right: np.ndarray  # whether the token is drafted, and as the last layer's token
     run_to: np.ndarray  # the first token that is not run in the round
     next_round: np.ndarray  # the first token of the next round
+    copied: Copied | None = None  # what a round that begins there copies; None: none does
+
+    @property
+    def copies(self) -> np.ndarray | None:
+        """`[token]`, whether a round that begins there copies; None: none does."""
+        return None if self.copied is None else self.copied.offered > 0
 
     @property
     def begins(self) -> np.ndarray:
@@ -60,6 +101,7 @@ def rounds_of(
     decision_layers: tuple[int, ...],
     sequence: np.ndarray,
     max_draft: np.ndarray,
+    copied: Copied | None = None,
 ) -> Rounds:
     """The rounds of several settings.
 
@@ -70,7 +112,8 @@ def rounds_of(
             of the last layer itself, is passed over.
         decision_layers: the layers before the last at which the policy decides.
         sequence: `[token]`, the index of the output that each token belongs to, ascending.
-        max_draft: `[setting]`, the most tokens of a draft.
+        max_draft: `[setting]`, the most tokens of a draft of exits.
+        copied: what is copied where a round begins; exits draft where that is nothing.
     """
     decisions = len(decision_layers)
     tokens = np.arange(len(sequence))
@@ -83,7 +126,12 @@ def rounds_of(
     next_round = np.minimum(run_to, _next_true(~right) + 1)
     deepest = max(decision_layers, default=0)
     depth = np.array([*decision_layers, deepest])[exits]
-    return Rounds(depth, right, run_to, next_round)
+    if copied is None:
+        return Rounds(depth, right, run_to, next_round)
+    copies = copied.offered > 0
+    run_to = np.where(copies, np.minimum(tokens + copied.offered + 1, ends), run_to)
+    next_round = np.where(copies, np.minimum(tokens + copied.right + 1, ends), next_round)
+    return Rounds(depth, right, run_to, next_round, copied)
 
 
 def _next_true(mask: np.ndarray) -> np.ndarray:

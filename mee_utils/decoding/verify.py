@@ -1,11 +1,10 @@
 """Lossless early exit: exits are drafts, the last layer verifies them, and the output is that of full depth.
 
-- Draft. Where the input, or the output so far, goes on as the output does, the tokens there are copied
-  (`exits.copies`); they wait below the first layer. Else a token exits at the first layer where the policy is
-  confident, and its state waits there. A later token that goes deeper takes along what waits before it. A
-  copy, the first token of which the policy is not
-  confident, an end token, a draft of `max_draft` tokens, or the last token that there is room for, ends the
-  draft.
+- Draft. Where the input, or the output so far, goes on as the output does, a round copies what stands there
+  (`exits.copies`); the copied tokens wait below the first layer. Else a token exits at the first layer where
+  the policy is confident, and its state waits there. A later token that goes deeper takes along what waits
+  before it. The first token of which the policy is not confident, an end token, a draft of `max_draft`
+  tokens, or the last token that there is room for, ends the draft.
 - Verify. All that waits goes through the layers it has not seen, one pass per layer, and through the LM head.
 - Accept. Drafts are accepted up to the first that is not the last layer's token; that one is replaced, and
   what came after it is dropped. The token of which the policy was not confident comes from the last layer.
@@ -91,12 +90,6 @@ class Row:
     def position(self) -> int:
         """Of the next token."""
         return len(self.token_ids) + len(self.drafts)
-
-    def copy(self, room: int) -> list[int]:
-        """What can be copied behind the row's tokens and drafts."""
-        drafted = [draft.token_id for draft in self.drafts]
-        longest = self.copier.copies.longest
-        return self.copier.draft((self.token_ids[-longest:] + drafted)[-longest:], room)
 
     def accept(self, predicted: list[int], layers: int, vocabulary: int) -> None:
         """Accepts drafts up to the first that the last layer does not predict, and takes its token there."""
@@ -207,30 +200,31 @@ class DraftDecoder:
         return [row.output() for row in self.rows]
 
     def copy(self, rows: list[Row]) -> list[Row]:
-        """Drafts copies for rows that have one; returns the others.
+        """Begins the rounds of rows that have a copy; returns the others.
 
-        Copied tokens wait below layer 1, and so does the token behind them, which comes from the last layer.
+        The copied tokens wait below layer 1, and so does the one behind them, which is the last layer's.
         """
         cache = self.cache
-        others, slots, positions, fed = [], [], [], []
+        longest = self.bound.policy.copies.longest
+        others = []
+        waiting: list[tuple[int, int, int]] = []  # slot, position and the token before, of each copied token
         for row in rows:
-            copied = row.copy(cache.max_new_tokens - row.position)
+            room = cache.max_new_tokens - row.position
+            copied = row.copier.draft(row.token_ids[-longest:], room) if not row.drafts else []
+            for token in [*copied, UNSURE] if copied else []:
+                waiting.append((row.slot, row.position, row.last))
+                layer = 0 if token != UNSURE else self.bound.layers
+                row.drafts.append(Draft(token, layer, np.nan, readout_rows=0))
+                row.last = token
+                if self._ended(row):
+                    break
+            row.ready_to_verify = bool(copied)
             if not copied:
                 others.append(row)
-                continue
-            for token in [*copied, UNSURE]:
-                slots.append(row.slot)
-                positions.append(row.position)
-                fed.append(row.last)
-                row.drafts.append(Draft(token, 0 if token != UNSURE else self.bound.layers, np.nan, 0))
-                row.last = token
-                if token == UNSURE or self._ended(row):
-                    break
-            row.ready_to_verify = True
-        if slots:
-            cache.move_to(max(positions))
-            waiting = self.decoder.embed(on_device(fed, cache.encoded))
-            cache.states[on_device(slots, waiting), on_device(positions, waiting)] = waiting
+        if waiting:
+            slots, positions, fed = on_device(np.transpose(waiting), cache.encoded)
+            cache.move_to(max(position for _, position, _ in waiting))
+            cache.states[slots, positions] = self.decoder.embed(fed)
         return others
 
     def draft(self, rows: list[Row]) -> None:

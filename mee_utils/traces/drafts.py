@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..common.errors import MeeError, check_whole
-from ..decoding.rounds import Rounds, rounds_of
+from ..common.errors import check_whole
+from ..decoding.rounds import Copied, Rounds, rounds_of
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
 from .replay import PolicyReplay, replay_policy
@@ -23,7 +23,9 @@ class DraftReplay:
     rounds: np.ndarray = field(repr=False)  # `[output]`, how often the last layer verified
     verified: np.ndarray = field(repr=False)  # `[output]`, drafts that it verified
     accepted: np.ndarray = field(repr=False)  # `[output]`, drafts that it accepted
-    exit_layers: np.ndarray = field(repr=False)  # `[token]`, of an accepted draft its layer, else L
+    exit_layers: np.ndarray = field(
+        repr=False
+    )  # `[token]`, of an accepted draft its layer (0: a copy), else L
 
     @property
     def acceptance(self) -> float:
@@ -61,28 +63,41 @@ def drafts_of(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) 
     check_whole("max_draft", max_draft)
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token]
-    rounds = rounds_of_replay(replayed, exits, max_draft)
+    rounds = rounds_of_replay(replayed, exits, max_draft, max_new_tokens)
+    begins = rounds.begins[0]
+    drafted = exits < len(replayed.decision_layers)
     accepted = rounds.right[0]
+    layers = np.where(accepted, replayed.layers[exits], trace.layers)
+    if rounds.copies is not None:
+        for start in np.flatnonzero(begins & rounds.copies):
+            tokens = np.arange(start, rounds.next_round[0, start])
+            right = tokens < start + rounds.copied.right[start]
+            drafted[tokens] = tokens < start + rounds.copied.offered[start]
+            accepted[tokens] = right
+            layers[tokens] = np.where(right, 0, trace.layers)
     outputs = len(trace.source_tokens)
     return DraftReplay(
-        rounds=np.bincount(trace.sequence[rounds.begins[0]], minlength=outputs),
-        verified=np.bincount(trace.sequence[exits < len(replayed.decision_layers)], minlength=outputs),
+        rounds=np.bincount(trace.sequence[begins], minlength=outputs),
+        verified=np.bincount(trace.sequence[drafted], minlength=outputs),
         accepted=np.bincount(trace.sequence[accepted], minlength=outputs),
-        exit_layers=np.where(accepted, replayed.layers[exits], trace.layers),
+        exit_layers=layers,
     )
 
 
-def rounds_of_replay(replayed: PolicyReplay, exits: np.ndarray, max_draft: int) -> Rounds:
-    """The rounds of drafts whose tokens exit at these indices of `layers`, `[token]`: one setting.
-
-    Raises `MeeError` for a policy that copies, which is not foretold here.
-    """
-    if replayed.bound.policy.copies:
-        raise MeeError("Drafts that are copies are not replayed: leave out copies=..., or decode.")
+def rounds_of_replay(
+    replayed: PolicyReplay, exits: np.ndarray, max_draft: int, max_new_tokens: int = 64
+) -> Rounds:
+    """The rounds of drafts whose tokens exit at these indices of `layers`, `[token]`: one setting."""
+    trace = replayed.trace
+    copied = None
+    if copies := replayed.bound.policy.copies:
+        outputs = [ids.tolist() for ids in trace.by_output(trace.final_id)]
+        copied = Copied.along(copies, trace.source_ids, outputs, max_new_tokens)
     return rounds_of(
         exits[None],
         same_token=replayed.same_token,
         decision_layers=replayed.decision_layers,
-        sequence=replayed.trace.sequence,
+        sequence=trace.sequence,
         max_draft=np.array([max_draft]),
+        copied=copied,
     )
