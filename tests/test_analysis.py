@@ -202,6 +202,5 @@ def test_an_output_that_gains_makes_up_for_none_that_loses():
     full = pd.DataFrame({"loss": 0.0, "score": [50.0] * 4, "flops": 9, "tokens": 3, "layers": 9})
     exits = full.assign(score=[90.0, 90.0, 30.0, 50.0])
     found = beside_full([exits], full)
-    assert found["risk_loss"].value == pytest.approx(0.2 / 4) and found["retained"].value == pytest.approx(
-        1.3
-    )
+    assert found["risk_loss"].value == pytest.approx(0.2 / 4)
+    assert found["retained"].value == pytest.approx(1.3)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from ..decoding.rounds import run_of
 from ..exits.policy import BoundPolicy, ExitPolicy
-from ..traces.drafts import rounds_of_replay
+from ..traces.drafts import layers_of_run, rounds_of_replay
 from ..traces.replay import PolicyReplay, values_at_exits
 from ..traces.trace import Trace
 from .statistics import Estimate, interval, mean_interval
@@ -36,20 +37,13 @@ def verified_flops(replayed: PolicyReplay, max_draft: int, max_new_tokens: int =
     """
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token]
-    rounds = rounds_of_replay(replayed, exits, max_draft, max_new_tokens)
-    starts = np.flatnonzero(rounds.begins[0])
-    run_to = rounds.run_to[0, starts]
-    tokens = np.concatenate([np.arange(*span) for span in zip(starts, run_to, strict=True)])  # that are run
+    run = run_of(rounds_of_replay(replayed, exits, max_draft, max_new_tokens))
+    tokens = run.token
     readout_rows = replayed.readout_rows[tokens, exits[tokens]]
     is_draft = exits[tokens] < len(replayed.decision_layers)
     readout_rows = readout_rows + is_draft * trace.sizes.vocabulary  # the last layer's, which verifies
-    exit_layers = replayed.layers[exits[tokens]]
-    if rounds.copies is not None:
-        is_copy = np.repeat(rounds.copies[starts], run_to - starts)  # and the token behind it
-        readout_rows = np.where(is_copy, trace.sizes.vocabulary, readout_rows)
-        first = np.repeat(starts, run_to - starts)
-        layers = np.where(tokens < first + rounds.copied.offered[first], 0, trace.layers)
-        exit_layers = np.where(is_copy, layers, exit_layers)
+    readout_rows = np.where(run.copies, trace.sizes.vocabulary, readout_rows)
+    exit_layers = layers_of_run(replayed, exits, run)
     ends = np.searchsorted(trace.sequence[tokens], np.arange(1, len(trace.source_tokens)))
     flops = replayed.bound.flops(
         trace.sizes,

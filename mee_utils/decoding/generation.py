@@ -127,10 +127,8 @@ def generate(
     batch_size = check_whole("batch_size", batch_size)
     texts, ids = read_inputs(model, inputs, max_source_tokens)
     decoder = decoder_of(model.network)
-    if isinstance(policy, Copies):  # no exits
-        policy = ExitPolicy(
-            "static", min_layer=decoder.layers, propagation="verify", max_draft=1, copies=policy
-        )
+    if isinstance(policy, Copies):
+        policy = ExitPolicy.copying(policy, decoder.layers)
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
     if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":

@@ -185,8 +185,9 @@ def rank_settings(
     best_settings = []
     compared = 0
     for policy in policies:
+        copied = copied_along(policy.copies, states, max_new_tokens) if policy.copies else None
         for replay in _replays_at_layers(model, states, policy):
-            best, compared_here = best_setting(replay, states, max_new_tokens, sizes)
+            best, compared_here = best_setting(replay, states, max_new_tokens, sizes, copied)
             best_settings.append(best)
             compared += compared_here
     best_settings.sort(key=lambda setting: -setting.expected)
@@ -227,7 +228,7 @@ def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
 
 
 def best_setting(
-    replay: Replay, states: Tokens, max_new_tokens: int, sizes: DecoderSizes
+    replay: Replay, states: Tokens, max_new_tokens: int, sizes: DecoderSizes, copied: Copied | None = None
 ) -> tuple[Setting, int]:
     """The threshold and draft length of a policy, at its layers, that need the least work.
 
@@ -236,6 +237,7 @@ def best_setting(
         states: the tokens that were replayed.
         max_new_tokens: the `N` of thresholds that decay.
         sizes: of the decoder whose work is counted.
+        copied: what the policy copies, if it does.
 
     Returns:
         That setting, and how many were compared.
@@ -261,7 +263,7 @@ def best_setting(
         decision_layers=replay.bound.decision_layers,
         sequence=states.sequence,
         max_draft=np.tile(lengths, len(policies)),
-        copied=copied_along(policy.copies, states, max_new_tokens) if policy.copies else None,
+        copied=copied,
     )
     plain_work = len(states.sequence) * (sizes.layers * sizes.projections + sizes.readout)
     expected = plain_work / work_by_token(replay, exits, rounds, sizes).sum(axis=1)

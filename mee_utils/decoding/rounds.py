@@ -42,25 +42,29 @@ class Copied(NamedTuple):
     def along(
         cls, copies: Copies, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], longest: int
     ) -> Copied:
-        """Of outputs at full depth; the tokens of all of them follow each other.
+        """What is copied of the inputs `sources` along their `outputs`, both as ids.
 
-        Args:
-            copies: how is copied.
-            sources: the input of each output, as ids.
-            outputs: the ids of each output.
-            longest: tokens that an output has room for.
+        The tokens of all outputs follow each other. An output has room for `longest` tokens.
         """
         found = []
         for source, output in zip(sources, outputs, strict=True):
             copier = Copier(copies, source)
             for position, token in enumerate(output):
-                copied = copier.draft(
-                    output[max(0, position - copies.longest) : position], longest - position
-                )
+                copied = copier.draft(most=longest - position)
                 agrees = np.cumprod([a == b for a, b in zip(copied, output[position:], strict=False)])
                 found.append((len(copied), int(agrees.sum())))
                 copier.write(token)
         return cls(*np.array(found).reshape(-1, 2).T)
+
+
+class Run(NamedTuple):
+    """Every token that the rounds of one setting run, thrown away or not, `[run]`; see `run_of`."""
+
+    token: np.ndarray
+    final: np.ndarray  # whether it is not thrown away
+    copies: np.ndarray  # whether its round copies
+    copied: np.ndarray  # whether it is one of the copied tokens
+    right: np.ndarray  # whether it is drafted, and as the last layer's token
 
 
 class Rounds(NamedTuple):
@@ -93,6 +97,22 @@ class Rounds(NamedTuple):
             here = begins[:, token]
             begins[here, self.next_round[here, token]] = True
         return begins[:, :-1]
+
+
+def run_of(rounds: Rounds) -> Run:
+    """The tokens that are run in the rounds of one setting, the first."""
+    starts = np.flatnonzero(rounds.begins[0])
+    counts = rounds.run_to[0, starts] - starts
+    start = np.repeat(starts, counts)  # [run], of its round
+    number = np.arange(len(start)) - np.repeat(np.cumsum(counts) - counts, counts)  # in its round
+    token = start + number
+    copies = copied = np.zeros(len(token), dtype=bool)
+    right = rounds.right[0, token]
+    if rounds.copied is not None:
+        copies = rounds.copies[start]
+        copied = number < rounds.copied.offered[start]
+        right = np.where(copies, number < rounds.copied.right[start], right)
+    return Run(token, token < rounds.next_round[0, start], copies, copied, right)
 
 
 def rounds_of(

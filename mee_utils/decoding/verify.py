@@ -68,9 +68,9 @@ class Row:
     Rows stand at positions of their own, unlike those of `mee_utils.decoding.layerwise.Rows`.
     """
 
-    def __init__(self, sequence: int, slot: int, start: int, copier: Copier | None = None):
+    def __init__(self, sequence: int, slot: int, start: int):
         self.sequence = sequence
-        self.copier = copier
+        self.copier: Copier | None = None  # where the policy copies
         self.slot = slot  # where it is in the cache
         self.last = start  # the token before the next one
         # of each final token; a draft's layer and confidence, or L and NaN
@@ -174,11 +174,10 @@ class DraftDecoder:
         self.cache = cache
         self.bound = bound
         self.deepest = max(bound.decision_layers, default=0)  # no token is drafted beyond
-        copiers: list[Copier | None] = [None] * len(sequence)
+        self.rows = [Row(index, slot, cache.start) for slot, index in enumerate(sequence.tolist())]
         if copies := bound.policy.copies:
-            copiers = [Copier(copies, ids[ids >= 0].tolist()) for ids in on_host(cache.source_ids)]
-        numbered = enumerate(zip(sequence.tolist(), copiers, strict=True))
-        self.rows = [Row(index, slot, cache.start, copier) for slot, (index, copier) in numbered]
+            for row, ids in zip(self.rows, on_host(cache.source_ids), strict=True):
+                row.copier = Copier(copies, ids[ids >= 0].tolist())
 
     def decode(self) -> list[Output]:
         """Decodes all rows. Raises `MeeError` for states that are not finite."""
@@ -205,22 +204,21 @@ class DraftDecoder:
         The copied tokens wait below layer 1, and so does the one behind them, which is the last layer's.
         """
         cache = self.cache
-        longest = self.bound.policy.copies.longest
         others = []
         waiting: list[tuple[int, int, int]] = []  # slot, position and the token before, of each copied token
         for row in rows:
-            room = cache.max_new_tokens - row.position
-            copied = row.copier.draft(row.token_ids[-longest:], room) if not row.drafts else []
-            for token in [*copied, UNSURE] if copied else []:
+            copied = [] if row.drafts else row.copier.draft(most=cache.max_new_tokens - row.position)
+            if not copied:
+                others.append(row)
+                continue
+            row.ready_to_verify = True
+            for token in [*copied, UNSURE]:
                 waiting.append((row.slot, row.position, row.last))
                 layer = 0 if token != UNSURE else self.bound.layers
                 row.drafts.append(Draft(token, layer, np.nan, readout_rows=0))
                 row.last = token
                 if self._ended(row):
                     break
-            row.ready_to_verify = bool(copied)
-            if not copied:
-                others.append(row)
         if waiting:
             slots, positions, fed = on_device(np.transpose(waiting), cache.encoded)
             cache.move_to(max(position for _, position, _ in waiting))

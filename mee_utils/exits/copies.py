@@ -40,31 +40,34 @@ class Copies:
 class Copier:
     """Looks for copies for one output.
 
-    >>> copier = Copier(Copies(max_draft=2), [7, 8, 9, 7, 5])
-    >>> copier.draft([1, 8], 8), copier.draft([9, 7], 8), copier.draft([4], 8)
-    ([9, 7], [5], [])
+    >>> copier = Copier(Copies(max_draft=2), source=[7, 8, 9, 7, 5])
+    >>> for token in (1, 8):
+    ...     copier.write(token)
+    >>> copier.draft(most=8)
+    [9, 7]
     """
 
     def __init__(self, copies: Copies, source: Sequence[int]):
         self.copies = copies
         self.source = list(source)
-        self.written: list[int] = []  # final tokens of the output
-        # some tokens that follow each other -> the place behind them, of the first such in the input and of
-        # the last in the output
+        self.written: list[int] = []  # the output so far
+        # tokens that follow each other -> the place behind them, of the first such in the input and of the
+        # last in the output
         self.in_source: dict[tuple[int, ...], int] = {}
         self.in_output: dict[tuple[int, ...], int] = {}
         for place in reversed(range(1, len(self.source))):
-            self.in_source |= dict.fromkeys(self._endings(self.source[:place]), place)
+            before = self.source[max(0, place - copies.longest) : place]
+            self.in_source |= dict.fromkeys(self._endings(before), place)
 
     def write(self, token: int) -> None:
         """Takes the next token of the output, once it is final."""
         self.in_output |= dict.fromkeys(self._endings(self.written), len(self.written))
         self.written.append(token)
 
-    def draft(self, last: Sequence[int], most: int) -> list[int]:
-        """The tokens, at most so many, that may follow the `last` ones, drafted or final; none: no copy."""
+    def draft(self, most: int) -> list[int]:
+        """The tokens, at most so many, that may come next; none: there is no copy."""
         most = min(most, self.copies.max_draft)
-        for ending in self._endings(last):
+        for ending in self._endings(self.written):
             for places, text in ((self.in_source, self.source), (self.in_output, self.written)):
                 if ending in places:
                     return text[places[ending] :][:most]

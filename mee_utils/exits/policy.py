@@ -238,6 +238,11 @@ class ExitPolicy:
         """Whether all ids are scored and nothing is contrasted."""
         return self.pruning is None and self.contrast is None
 
+    @classmethod
+    def copying(cls, copies: Copies, layers: int) -> ExitPolicy:
+        """No exits from a decoder of so many layers: all drafts are copies."""
+        return cls("static", min_layer=layers, propagation="verify", max_draft=1, copies=copies)
+
     def bind(self, layers: int, vocabulary: int, min_exit_layer: int | None = None) -> BoundPolicy:
         """Fits the policy, which knows no model, to a decoder.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..common.errors import check_whole
-from ..decoding.rounds import Copied, Rounds, rounds_of
+from ..decoding.rounds import Copied, Rounds, Run, rounds_of, run_of
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
 from .replay import PolicyReplay, replay_policy
@@ -64,24 +64,26 @@ def drafts_of(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) 
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token]
     rounds = rounds_of_replay(replayed, exits, max_draft, max_new_tokens)
-    begins = rounds.begins[0]
-    drafted = exits < len(replayed.decision_layers)
-    accepted = rounds.right[0]
-    layers = np.where(accepted, replayed.layers[exits], trace.layers)
-    if rounds.copies is not None:
-        for start in np.flatnonzero(begins & rounds.copies):
-            tokens = np.arange(start, rounds.next_round[0, start])
-            right = tokens < start + rounds.copied.right[start]
-            drafted[tokens] = tokens < start + rounds.copied.offered[start]
-            accepted[tokens] = right
-            layers[tokens] = np.where(right, 0, trace.layers)
+    run = run_of(rounds)
+    drafted = np.where(run.copies, run.copied, exits[run.token] < len(replayed.decision_layers))
+    layers = np.where(run.right, layers_of_run(replayed, exits, run), trace.layers)
     outputs = len(trace.source_tokens)
+
+    def of_outputs(which: np.ndarray) -> np.ndarray:
+        return np.bincount(trace.sequence[run.token[run.final & which]], minlength=outputs)
+
     return DraftReplay(
-        rounds=np.bincount(trace.sequence[begins], minlength=outputs),
-        verified=np.bincount(trace.sequence[drafted], minlength=outputs),
-        accepted=np.bincount(trace.sequence[accepted], minlength=outputs),
-        exit_layers=layers,
+        rounds=np.bincount(trace.sequence[rounds.begins[0]], minlength=outputs),
+        verified=of_outputs(drafted),
+        accepted=of_outputs(run.right),
+        exit_layers=layers[run.final],
     )
+
+
+def layers_of_run(replayed: PolicyReplay, exits: np.ndarray, run: Run) -> np.ndarray:
+    """`[run]`, the layer at which each token is drafted: 0 if it is copied, L if it is not drafted."""
+    drafted_by_exits = replayed.layers[exits[run.token]]
+    return np.where(run.copies, np.where(run.copied, 0, replayed.trace.layers), drafted_by_exits)
 
 
 def rounds_of_replay(
