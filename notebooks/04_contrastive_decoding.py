@@ -135,8 +135,8 @@ display(changed.set_index([changed.task.map(figures.label), "token"])[list(colum
 
 # %% [markdown]
 # In each case two tokens are plausible. The expert gives the better one about nine tenths. But its amateur is nearly
-# as certain of it, and contrast keeps only the ratio of the two: the second token gains on all three, and wins. A
-# prediction on which two layers agree is thus held against the token that they agree on.
+# as certain of it, and contrast keeps only the ratio of the two: the second token gains on all three, and wins. So
+# where two layers agree, contrast counts it against the token that they agree on.
 
 # %%
 amateurs = experiment.table(

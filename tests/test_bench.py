@@ -5,7 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 from benchmarks import decoder, peers, rules, shapes, tables, workloads
 from benchmarks.__main__ import main, parts_of, timed
-from benchmarks.clock import take_turns
+from benchmarks.clock import in_random_order, take_turns
 from transformers import T5Config
 
 from mee_utils import DraftPlan, ExitPolicy, MeeError
 from mee_utils.common.files import PACKAGE
-from mee_utils.companion.result_tables import BENCH, one_machine, read_timings
+from mee_utils.companion.result_tables import AGAIN, BENCH, one_machine, read_timings
 from mee_utils.models.costs import DecoderSizes
 
 SIZES = replace(workloads.SHAPES["mini"], layers=6, vocabulary=300)
@@ -178,13 +178,13 @@ def test_lines_of_a_gpu_have_tables_of_their_own(tmp_path, monkeypatch):
 
 def test_what_was_timed_on_a_gpu_alone_is_read_and_else_the_cpu(tmp_path):
     wanted = pd.DataFrame({"task": ["translation"], "model": ["calm"]})
-    columns = {"batch": 1, "rule": "", "max_draft": 1, "expected": 1.0, "lowest": 1.0, "highest": 2.0}
-    stored = wanted.assign(profile="small", speed=1.5, **columns)
+    wanted["kind"] = "verified"
+    stored = wanted.assign(profile="small", speed=1.5, batch=1)
     (tmp_path / "gpu").mkdir()
-    stored.assign(processor="a GPU").to_csv(tmp_path / "gpu" / "lossless.csv")
-    assert read_timings("lossless", wanted, "small", folder=tmp_path).attrs["processor"] == "a GPU"
-    stored.assign(processor="A").to_csv(tmp_path / "lossless.csv")
-    assert read_timings("lossless", wanted, "small", folder=tmp_path).attrs["processor"] == "A"
+    stored.assign(processor="a GPU").to_csv(tmp_path / "gpu" / "exits.csv")
+    assert read_timings("verified", wanted, "small", folder=tmp_path).attrs["processor"] == "a GPU"
+    stored.assign(processor="A").to_csv(tmp_path / "exits.csv")
+    assert read_timings("verified", wanted, "small", folder=tmp_path).attrs["processor"] == "A"
 
 
 def test_a_device_that_is_not_there_is_one_line(capsys, monkeypatch):
@@ -238,7 +238,7 @@ def test_ctranslate2_decodes_as_many_tokens(tiny, batch):
         assert [len(output.hypotheses[0]) for output in outputs] == [TINY.tokens] * batch
 
 
-@pytest.mark.parametrize("part", ["reductions", "kept", "drafts"])
+@pytest.mark.parametrize("part", ["reductions", "exits", "drafts"])
 def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr(
@@ -284,7 +284,7 @@ def test_what_belongs_to_no_profile_is_timed_with_small(profile, monkeypatch):
 
 
 def test_of_ready_models_is_timed_what_needs_no_rules_and_a_line_says_what_is_not(capsys):
-    assert parts_of("paper_published") == ["reductions", "lossless"]
+    assert parts_of("paper_published") == ["reductions", "exits"]
     (line,) = capsys.readouterr().out.splitlines()
     assert 'has no model "calm"' in line and line.endswith("drafts, rivals.") and "lossy shapes" in line
     assert "published" in parts_of("paper") and not capsys.readouterr().out
@@ -294,7 +294,8 @@ class CheckpointsByTask:
     """What `rules` reads of an experiment whose models are one checkpoint a task."""
 
     profile = SimpleNamespace(
-        name="published", results=SimpleNamespace(examples=2, test=2, max_new_tokens=4, batch_size=2)
+        name="published",
+        results=SimpleNamespace(examples=2, test=2, max_new_tokens=4, batch_size=2, most_candidates={}),
     )
     model_names = backbones = ("base", "vanilla")
 
@@ -312,8 +313,8 @@ class CheckpointsByTask:
         return SimpleNamespace(name=name, task=task, network=SimpleNamespace(float=lambda: None))
 
 
-@pytest.mark.parametrize("part", rules.OF_ANY_MODELS)
-def test_a_task_is_timed_with_its_own_checkpoint(part, monkeypatch):
+@pytest.mark.parametrize(("part", "batches"), [("reductions", [1, 32]), ("exits", [1, 8, 32])])
+def test_a_task_is_timed_with_its_own_checkpoint(part, batches, monkeypatch):
     """Before, all models were loaded at once, which is refused where a model has one checkpoint a task."""
     settings = {"threshold": 0.9, "min_layer": 1, "limit": 2, "max_new_tokens": 4, "batch_size": 2}
     complete = pd.DataFrame({"model": ["base", "vanilla"], "reduction": ["unpruned"] * 2})
@@ -326,23 +327,20 @@ def test_a_task_is_timed_with_its_own_checkpoint(part, monkeypatch):
         return DraftPlan(None, 1.0, 1.0, 0, 0.0)
 
     monkeypatch.setattr(rules, "plan_drafts", plan)
-    monkeypatch.setattr(rules, "describe_plan", lambda plan: {"expected": plan.expected})
     tasks = {name: SimpleNamespace(name=name, inputs=["a"]) for name in ("translation", "summarization")}
     monkeypatch.setattr(rules, "load_tasks", lambda *_: list(tasks.values()))
-    timed_settings = list(rules.PARTS[part](CheckpointsByTask(tasks)))
-    assert all(inputs == ["choices"] for inputs in planned_on) and bool(planned_on) == (part == "lossless")
-    assert all(setting.model.task == setting.task.name for setting in timed_settings)
-    pairs = {(setting.model.name, setting.task.name) for setting in timed_settings}
-    assert len(pairs) == 4 and len(timed_settings) == 4 * (len(rules.BATCHES) if part == "lossless" else 1)
+    found = list(rules.PARTS[part](CheckpointsByTask(tasks)))
+    assert all(inputs == ["choices"] for inputs in planned_on) and bool(planned_on) == (part == "exits")
+    assert all(setting.model.task == setting.task.name for setting in found)
+    keys = [(setting.model.name, setting.task.name, setting.batch) for setting in found]
+    assert sorted(keys) == sorted(product(["base", "vanilla"], tasks, batches))
 
 
-def test_the_clock_judges_rules_that_save_no_flops_and_fixed_layers_too():
-    settings = rules.deciding_alone("small")
-    assert (settings.flops_share < 1).any() and (settings.flops_share >= 1).any()
-    layers = settings[settings.rule == "static"]
-    assert (layers.retained >= rules.QUALITY).all() and (layers.low < rules.QUALITY).any(), "on average"
-    assert (settings[settings.rule != "static"].low >= rules.QUALITY).all()
-    assert not settings.duplicated(["task", "rule", "threshold"]).any()
+def test_of_each_family_one_setting_is_timed_and_it_is_chosen_without_a_clock():
+    settings = rules.timed_settings("small")
+    assert not settings.duplicated(["task", "kind"]).any() and (settings.flops_share >= 1).any()
+    alone = settings[settings.rule != "static"]
+    assert (alone.low >= rules.QUALITY).all() and alone.validation_flops.notna().all()
 
 
 def test_contenders_take_turns_and_a_first_round_warms_up():
@@ -360,6 +358,18 @@ def test_contenders_take_turns_and_a_first_round_warms_up():
     assert rounds == [{"a": 3, "b": 4}, {"a": 5, "b": 6}]
 
 
+def test_all_contenders_decode_a_batch_before_any_decodes_the_next_and_the_order_is_random():
+    calls = []
+    contenders = {name: lambda number, name=name: calls.append((name, number)) or number for name in "abcd"}
+    results = in_random_order(contenders, 20)
+    assert calls[:4] == [("a", -1), ("b", -1), ("c", -1), ("d", -1)]
+    by_batch = [calls[start : start + 4] for start in range(4, len(calls), 4)]
+    assert [{number for _, number in batch} for batch in by_batch] == [{number} for number in range(20)]
+    assert all({name for name, _ in batch} == set("abcd") for batch in by_batch)
+    assert len({batch[0][0] for batch in by_batch}) == 4, "each comes first in some batch"
+    assert results == [dict.fromkeys("abcd", number) for number in range(20)]
+
+
 def test_a_table_says_what_was_planned():
     policy = ExitPolicy(threshold=0.5, exit_layers=[2, 5], propagation="verify", max_draft=4)
     row = rules.describe_plan(DraftPlan(policy, speedup=1.2, expected=1.3, settings=9, seconds=2.0))
@@ -373,54 +383,59 @@ def test_a_table_says_what_was_planned():
         "planning_seconds": 2.0,
     }
     plain = rules.describe_plan(DraftPlan(None, speedup=1.0, expected=1.01, settings=9, seconds=2.0))
-    assert list(plain) == list(row) and plain["expected"] == 1.01 and plain["exit_layers"] == ""
+    assert plain == {"expected": 1.01, "planning_seconds": 2.0}
 
 
-def test_speeds_are_ratios_within_a_round(monkeypatch):
-    """A machine that slows down by half between rounds does not change a ratio."""
-    seconds = iter([9, 9, 1.0, 0.5, 2.0, 1.0])  # warm-up, round 1, round 2; full depth and policy in turn
-
-    def out(*_, **__):
-        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=["a"] * 4)
-
-    monkeypatch.setattr(rules, "generate", out)
-    model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
-    setting = rules.Setting(model, SimpleNamespace(inputs=["a"] * 4), None, ["policy"], 8, (1,))
-    found = rules.speeds(setting, rules.in_turns(setting, 1, 2)).iloc[0]
-    assert found.speed == found.ranked == found.lowest == found.highest == found.samples_speed == 2
-    assert found.seconds == 0.75 and found.tokens_per_second == 15
+def generation(seconds, tokens=10, samples=4):
+    return SimpleNamespace(seconds=seconds, tokens=tokens, texts=["a"] * samples)
 
 
-def test_the_speed_of_the_fastest_comes_from_inputs_on_which_it_was_not_chosen(monkeypatch):
-    """Each round has inputs of its own; one half of the rounds ranks the rules, the other is reported."""
-    given, seconds = [], iter([1.0, 1.0] + 5 * [1.0, 0.25, 1.0, 0.5])
+def test_a_speed_is_a_ratio_on_the_same_batches_with_an_interval_over_them():
+    """A machine that slows down by half between batches does not change a ratio."""
+    generations = [
+        [generation(seconds), generation(seconds), generation(seconds / 2, tokens=12)]
+        for seconds in (1.0, 2.0, 1.0, 4.0, 2.0)
+    ]
+    (row,) = rules.speeds(generations).to_dict("records")
+    assert row["speed"] == pytest.approx(2.4) and row["low"] == pytest.approx(row["high"])
+    assert row["samples_speed"] == pytest.approx(2.0) and row["batches"] == 5
+    assert [row[name] for name in AGAIN] == pytest.approx([1, 1, 1])
+    noisy = [
+        [generation(1.0), generation(seconds), generation(1 / seconds)]
+        for seconds in (0.8, 1.3, 1.0, 0.9, 1.2)
+    ]
+    (row,) = rules.speeds(noisy).to_dict("records")
+    assert row["low"] < row["speed"] < row["high"] and row["again_low"] < 1 < row["again_high"]
 
-    def out(_, inputs, policy, **__):
-        given.extend(inputs if policy is None else [])
-        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=inputs)
 
-    monkeypatch.setattr(rules, "generate", out)
-    model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
-    setting = rules.Setting(model, SimpleNamespace(inputs=list(range(30))), None, ["policy"], 8, (1,), True)
-    found = rules.speeds(setting, rules.in_turns(setting, 1, 3)).iloc[0]
-    assert sorted(given[2:]) == list(range(30)) and given[:2] == [0, 10]  # a warm-up first
-    assert (found.ranked, found.speed, found.lowest, found.highest) == (4, 2, 2, 2)
+def test_full_depth_is_timed_twice_and_not_for_each_plan_that_drafts_nothing(monkeypatch):
+    decoded = []
 
-
-def test_full_depth_is_not_timed_against_itself(monkeypatch):
-    """Where a plan drafts nothing, a row below 1 would be noise of the machine."""
-    seconds = iter([9, 9, 1.0, 0.5, 3.0, 1.0])
-
-    def out(*_, **__):
-        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=["a"] * 4)
+    def out(model, inputs, policy, **_):
+        decoded.append(policy)
+        return generation(0.5 if policy else 1.0, samples=len(inputs))
 
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
-    task = SimpleNamespace(inputs=["a"] * 4)
-    setting = rules.Setting(model, task, None, [None, "policy", None], 8, (8,))
-    found = rules.speeds(setting, rules.in_turns(setting, 8, 2))
-    assert found.speed.tolist() == [1.0, 2.5, 1.0] and found.seconds.tolist() == [2.0, 0.75, 2.0]
-    assert found.lowest[0] == found.highest[0] == 1.0
+    task = SimpleNamespace(inputs=["a"] * 40)
+    setting = rules.Setting(model, task, None, [None, "policy", None], 8, 8)
+    generations = rules.timed(setting)
+    assert len(generations) == rules.LEAST_BATCHES and {len(batch) for batch in generations} == {5}
+    assert decoded.count(None) == 2 * decoded.count("policy") == 2 * (1 + rules.LEAST_BATCHES)
+    assert rules.speeds(generations).speed.tolist() == [1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs", "sizes"),
+    [(1, 20, [1] * 20), (8, 20, [8] * 16), (8, None, [8, 8, 8, 6]), (32, 20, [20] * 16), (1, 5, [1] * 20)],
+)
+def test_every_input_is_in_a_batch_and_small_sets_are_batched_again(batch, inputs, sizes):
+    task = SimpleNamespace(inputs=list(range(30)))
+    batches = rules.batches_of(rules.Setting(None, task, None, [], 8, batch, inputs))
+    assert [len(each) for each in batches] == sizes
+    assert all(len(set(each)) == len(each) for each in batches)
+    taken = {index for each in batches for index in each}
+    assert taken == set(range(30 if inputs is None else inputs))
 
 
 def test_rivals_are_timed_where_their_weights_are_kept(monkeypatch, capsys, t5, synthetic_tasks):
@@ -442,29 +457,8 @@ def test_rivals_are_timed_where_their_weights_are_kept(monkeypatch, capsys, t5, 
     monkeypatch.setattr(rules, "load_tasks", lambda *_: [synthetic_tasks["translation"][:20]])
     ((table, part, keys),) = timed(SimpleNamespace(**options))
     assert set(decoded) == {("vanilla", None), (t5.name, None)}
-    assert part == "rivals" and set(keys) <= set(table) and list(table.batch) == [1, 100]
+    assert part == "rivals" and set(keys) <= set(table) and list(table.batch) == [1, 8, 32]
     assert (table.decoder_layers == t5.layers).all() and (table.samples_speed == 2).all()
-
-
-@pytest.mark.parametrize(
-    ("batch", "all_inputs", "metric", "expected"),
-    [
-        (1, False, "", [16] * 3),
-        (8, False, "", [64] * 3),
-        (50, False, "", [50] * 3),
-        (100, False, "", [100] * 3),
-        (1, True, "", [20] * 10),
-        (100, True, "", [50] * 10),
-        (1, True, "bleu", [50] * 10),
-    ],
-)
-def test_a_round_has_whole_batches_or_few_inputs_one_at_a_time(batch, all_inputs, metric, expected):
-    task = SimpleNamespace(inputs=list(range(500)))
-    setting = rules.Setting(None, task, None, [], 8, (batch,), all_inputs, metric)
-    portions = rules.portions_of(setting, batch, 3)
-    assert list(map(len, portions)) == expected
-    if all_inputs:
-        assert len(set().union(*portions)) == sum(expected), "each round has its own"
 
 
 # ---- exits of the trained models in decoders of other sizes

@@ -18,11 +18,10 @@ from mee_utils.companion.published_setting import (
 from mee_utils.companion.result_tables import OF_OUTPUTS, PARTS
 
 
-def test_the_outputs_of_all_rounds_are_joined_in_the_order_of_the_inputs(t5, synthetic_tasks):
+def test_the_outputs_of_all_batches_are_joined(t5, synthetic_tasks):
     inputs = synthetic_tasks["translation"].inputs[:7]
     whole = generate(t5, inputs, max_new_tokens=6)
-    rounds = [generate(t5, inputs[number::3], max_new_tokens=6) for number in range(3)]
-    joined = scores.joined(rounds)
+    joined = scores.joined([generate(t5, inputs[at : at + 3], max_new_tokens=6) for at in (0, 3, 6)])
     assert joined.texts == whole.texts and joined.token_ids == whole.token_ids
     assert np.array_equal(joined.flops, whole.flops) and joined.tokens == whole.tokens
     assert all(
@@ -35,10 +34,9 @@ def published_small():
     """The part "published" on seven examples of two tasks."""
     few = [task[:7] for task in rules.load_tasks(load_profile("small"), "test", 7)][:2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "PORTIONS", 2)
         patch.setattr(rules, "load_tasks", lambda *_: few)
         patch.setattr(rules, "PUBLISHED_BATCHES", (4, 1))
-        yield few, rules.run("published", "small", None, "cpu", 1, lambda line: None)
+        yield few, rules.run("published", "small", None, "cpu", lambda line: None)
 
 
 def test_what_is_timed_for_mees_figure_is_scored(published_small):
@@ -73,7 +71,7 @@ def test_one_at_a_time_what_is_exact_is_timed_and_has_the_scores_of_batches(publ
     assert len(both) == len(alone)
     for column in OF_OUTPUTS:
         assert both[column].equals(both[f"{column}_4"].rename(column))
-    assert (both.seconds != both.seconds_4).any()
+    assert (both.samples_per_second != both.samples_per_second_4).any()
 
 
 def test_the_published_cut_makes_tokens_exit_no_later(published_small):

@@ -15,7 +15,7 @@ from mee_utils import MeeError, load_model, load_task, trace
 from mee_utils.analysis.statistics import DRAWS, Estimate, estimates
 from mee_utils.companion import claims
 from mee_utils.companion.experiment import Experiment
-from mee_utils.companion.statement import QUANTITIES, Rows, largest_drop, statement, surely_positive
+from mee_utils.companion.statement import QUANTITIES, Rows, Timing, largest_drop, statement
 from mee_utils.companion.statements import NOTEBOOKS, statements_of
 from mee_utils.companion.statements.monotonicity import first_layer_above, last_layer
 
@@ -268,29 +268,30 @@ def timed(**columns):
 def test_mostly_slower_is_judged_by_the_clock():
     """And where nobody timed it, nothing is said, whatever the FLOPs are."""
     slower = claim("08_results", "MEE is slower than full depth, from a sixth of the depth")
-    range_of_rounds = {"lowest": [0.7, 0.8, 1.2], "highest": [0.9, 0.95, 1.4]}
+    intervals = {"low": [0.7, 0.8, 1.2], "high": [0.9, 0.95, 1.4]}
 
     def judge(times):
         return claims.judge_one(slower, {"published_times": times, "answer": timed()}, {"sixth": 2})
 
-    ours, *p = judge(timed(speed=[0.8, 0.9, 1.3], samples_speed=[0.8, 0.9, 1.0], **range_of_rounds))
-    assert tuple(p) == YES
+    ours, p_holds, p_fails = judge(timed(speed=[0.8, 0.9, 1.3], samples_speed=[0.8, 0.9, 1.0], **intervals))
+    assert p_holds < 0.01 and p_fails > 0.99, "two of three"
     assert ours == (
         "batch 32, of full depth: 0.80 (0.70 to 0.90), 0.90 (0.80 to 0.95), 1.30 (1.20 to 1.40) tokens a "
         "second, 0.80, 0.90, 1.00 samples a second"
     )
-    open_range = {"lowest": [0.7, 0.9, 1.2], "highest": [0.9, 1.1, 1.4]}
-    assert judge(timed(speed=1.0, samples_speed=1.0, **open_range))[1:] == (1.0, 1.0)
-    assert judge(timed(speed=1.2, samples_speed=1.0, lowest=1.1, highest=1.3))[1:] == NO
+    as_fast = judge(timed(speed=1.0, samples_speed=1.0, low=0.9, high=1.1))
+    assert as_fast[1:] == (0.5, 0.5)
+    assert judge(timed(speed=1.2, samples_speed=1.0, low=1.1, high=1.3))[1] > 0.99
     ours, *p = judge(None)
     assert ours == "not timed" and np.isnan(p).all()
 
 
-def test_a_range_over_rounds_that_goes_through_0_says_nothing():
-    of_range = {(0.1, 0.2): YES, (-0.2, -0.1): NO, (-0.1, 0.1): (1.0, 1.0), (0.0, 0.1): (1.0, 1.0)}
-    for (least, most), p in of_range.items():
-        compared = surely_positive(least, most)
-        assert (compared.p_holds, compared.p_fails) == p
+def test_a_gain_is_judged_by_its_interval():
+    sure = Timing(*map(np.array, ([1.2], [1.1], [1.3], [1.2])))
+    other = Timing(*map(np.array, ([1.15], [1.05], [1.25], [1.2])))
+    assert (sure.gain() > 0).p_holds < 0.001 and (sure.gain() < 0).p_fails < 0.001
+    assert 0.2 < (sure.gain(other) > 0).p_holds < 0.3, "0.05 with a standard deviation of 0.07"
+    assert (sure.gain().value, sure.gain(other).value) == pytest.approx((0.2, 0.05))
 
 
 class Everything(Rows):

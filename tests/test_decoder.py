@@ -15,6 +15,8 @@ from conftest import INPUTS, LENGTH, build_lively, confidences, end_with
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import greedy, uncached
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import mee_utils
 from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, load_task, replay, trace
@@ -740,3 +742,15 @@ def test_of_equally_probable_tokens_the_trace_names_the_first():
     for listed in ([2, 1], [3, 2], [1, 2]):
         found = first_of_equals(probabilities, torch.tensor([listed, [0, 3]]))
         assert found[0, 0] == 1 and len(set(found[0].tolist())) == 2 and found[1].tolist() == [0, 3]
+
+
+def test_the_encoders_flops_are_what_a_profiler_counts(t5, synthetic_tasks):
+    texts = synthetic_tasks["translation"].inputs[:2]
+    counted = []
+    for text in texts:
+        encoded = t5.tokenizer(text, return_tensors="pt")
+        profiler = FlopCounterMode(display=False)
+        with sdpa_kernel(SDPBackend.MATH), torch.inference_mode(), profiler:
+            t5.network.get_encoder()(**encoded)
+        counted.append(profiler.get_total_flops())
+    assert generate(t5, texts, max_new_tokens=1).encoder_flops.tolist() == counted

@@ -1,11 +1,13 @@
 """The best exits of each kind, from small tables whose answer is known."""
 
+from functools import partial
+
 import pandas as pd
 import pytest
 
 from mee_utils.companion import kinds
 from mee_utils.companion.catalogue import RULES
-from mee_utils.companion.result_tables import KEEPS_IT, UNDECIDED
+from mee_utils.companion.result_tables import KEEPS_IT, UNDECIDED, Measured, read_timings
 
 TASK = "translation"
 
@@ -16,7 +18,6 @@ def settings(rows, **columns):
     return table.assign(task=TASK, model="calm", low=table.retained, verdict=KEEPS_IT, **columns)
 
 
-STATIC = settings([("static", 11, 1.0, 0.93), ("static", 9, 0.96, 0.8), ("static", 5, 0.9, 0.6)])
 KEPT = settings(
     [
         ("static", 11, 1.0, 0.93),
@@ -24,36 +25,37 @@ KEPT = settings(
         ("few", 0.9, 0.995, 0.8),
         ("rising_fixed", 0.8, 0.995, 0.9),
         ("elbert", 0.8, 0.995, 0.7),
-    ]
+    ],
+    validation_flops=[0.93, 1.4, 0.8, 0.6, 0.65],
 )
-SPEEDS = {("static", 11): 1.05, ("static", 9): 1.2, ("softmax_margin", 0.9): 0.8, ("elbert", 0.8): 1.1}
+
+
+def examples(score, flops):
+    return pd.DataFrame({"loss": 0.0, "score": [score] * 20, "flops": flops, "tokens": 10, "layers": 60})
 
 
 @pytest.fixture
-def timed(monkeypatch):
-    """A benchmark that has timed `SPEEDS`, and drafts: what ranks a setting is not what it is shown with."""
-
-    def read_timings(part, wanted, profile):
-        if part == "lossless":
-            times = wanted.assign(batch=1, rule="few", threshold=float("nan"), speed=1.3, lowest=1.2)
-        else:
-            chosen = wanted[[key in SPEEDS for key in zip(wanted.rule, wanted.threshold, strict=True)]]
-            speeds = [SPEEDS[row.rule, row.threshold] for row in chosen.itertuples()]
-            alone = chosen.assign(batch=1, ranked=speeds, speed=[speed + 0.01 for speed in speeds])
-            times = pd.concat([alone, alone.assign(batch=32, ranked=9.0)])
-            times = times.assign(lowest=times.speed - 0.05)
-        times = times.assign(highest=times.speed + 0.05)
-        times.attrs["processor"] = "a machine"
-        return times
-
-    monkeypatch.setattr(kinds, "read_timings", read_timings)
+def stored():
+    """Fixed layers alone: layer 9 keeps the score on validation examples, and not on test examples."""
+    rows, tables = [], []
+    for part, of_nine in (("validation", 99.5), ("test", 96.0)):
+        for rule, threshold, score, flops in [
+            ("full_depth", float("nan"), 100.0, 1000),
+            ("static", 11.0, 100.0, 930),
+            ("static", 9.0, of_nine, 800),
+            ("static", 5.0, 90.0, 600),
+        ]:
+            rows.append((part, TASK, "calm", rule, threshold))
+            tables.append(examples(score, flops))
+    columns = ["part", "task", "model", "rule", "threshold"]
+    return Measured(pd.DataFrame(rows, columns=columns), tables, 0.05, (0.1,), (0.1,))
 
 
 def test_every_rule_has_one_kind_and_references_none():
     found = {rule: kinds.kind_of(rule) for rule in RULES}
     assert found["static"] == kinds.FIXED and found["oracle"] is None and found["full_depth"] is None
     assert found["few"] == kinds.ONE and found["history"] == kinds.SEVERAL
-    assert set(found.values()) == {*kinds.KINDS, None} - {kinds.VERIFIED}
+    assert set(found.values()) == {kinds.FIXED, kinds.ONE, kinds.SEVERAL, None}
 
 
 def test_of_each_kind_the_best_setting_counts_and_of_equal_ones_the_first():
@@ -68,29 +70,29 @@ def test_of_each_kind_the_best_setting_counts_and_of_equal_ones_the_first():
     assert len(kinds.best_of_kind(two, "flops_share")) == 2 * len(cheapest)
 
 
-def test_the_headline_has_the_fastest_of_each_kind_and_counts_the_rest(timed):
-    table = kinds.headline_table("small", KEPT, STATIC).set_index("kind")
-    assert list(table.index) == list(kinds.KINDS) and [*table.reset_index()][:2] == ["kind", "task"]
-    assert table.rule.tolist() == ["static", "softmax_margin", "elbert", "few"]
-    assert table.speed.tolist() == pytest.approx([1.06, 0.81, 1.11, 1.3]), "the half that did not rank"
-    assert table.untimed.tolist()[:3] == [0, 1, 1], "few and rising_fixed"
-    assert table.faster.tolist() == [1, 0, 1, 1]
-    assert set(table.part) == {"kept", "lossless"}
+def test_one_setting_a_family_is_timed_and_validation_examples_choose_it(stored):
+    table = kinds.settings_to_time(stored, KEPT).set_index("kind")
+    assert list(table.index) == [kinds.FIXED, "probabilities", "pruned", "several layers"]
+    assert table.rule["several layers"] == "rising_fixed", "the cheapest there, though not on test examples"
+    assert (table.threshold[kinds.FIXED], table.retained[kinds.FIXED]) == (9, 0.96)
+    unsure = KEPT.assign(verdict=KEPT.verdict.mask(KEPT.rule == "rising_fixed", UNDECIDED))
+    assert kinds.settings_to_time(stored, unsure).set_index("kind").rule["several layers"] == "elbert"
+    looser = kinds.settings_to_time(stored, KEPT, quality=0.85).set_index("kind")
+    assert looser.threshold[kinds.FIXED] == 5
 
 
-def test_rules_count_that_keep_the_quality_reliably_and_layers_that_do_at_the_asked_for_share(timed):
-    """The share was 0.99 here, whatever notebook 08 was asked for."""
-    unsure = KEPT.assign(verdict=KEPT.verdict.mask(KEPT.rule == "elbert", UNDECIDED))
-    chosen = kinds.settings_that_decide_alone(unsure, STATIC)
-    assert "elbert" not in set(chosen.rule) and list(chosen.threshold[chosen.rule == "static"]) == [11]
-    looser = kinds.settings_that_decide_alone(unsure, STATIC, quality=0.95)
-    assert list(looser.threshold[looser.rule == "static"]) == [11, 9]
-    table = kinds.headline_table("small", KEPT, STATIC, quality=0.95).set_index("kind")
-    assert table.threshold[kinds.FIXED] == 9
-
-
-def test_what_was_not_timed_has_no_speed(timed, monkeypatch):
-    monkeypatch.setattr("test_kinds.SPEEDS", {})
-    table = kinds.headline_table("small", KEPT, STATIC).set_index("kind")
-    assert table.speed[[kinds.FIXED, kinds.ONE, kinds.SEVERAL]].isna().all()
-    assert table.untimed[kinds.ONE] == 2 and table.speed[kinds.VERIFIED] == 1.3
+def test_timings_stand_beside_what_is_kept_and_verified_exits_behind(stored, tmp_path, monkeypatch):
+    chosen = kinds.settings_to_time(stored, KEPT)
+    columns = {"processor": "A", "profile": "small", "again": 1.0, "again_low": 0.9, "again_high": 1.1}
+    timed = chosen[["kind", "task", "model", "rule", "threshold"]].iloc[:3].assign(batch=1, **columns)
+    timed = timed.assign(speed=[1.1, 0.8, 1.2], low=[1.0, 0.7, 1.1], high=[1.2, 0.9, 1.3])
+    drafts = timed.iloc[:1].assign(kind=kinds.VERIFIED, rule="few", threshold=0.2, speed=1.3)
+    stored_timings = pd.concat([timed, drafts, timed.assign(batch=32, speed=9.0)])
+    monkeypatch.setattr("mee_utils.companion.result_tables.BENCH", tmp_path)
+    stored_timings.to_csv(tmp_path / "exits.csv", index=False)
+    monkeypatch.setattr(kinds, "read_timings", partial(read_timings, folder=tmp_path))
+    table = kinds.with_timings("small", chosen).set_index("kind")
+    assert [*table.index] == [*chosen.kind, kinds.VERIFIED]
+    assert table.speed.tolist()[:3] == [1.1, 0.8, 1.2] and table.speed.isna()["several layers"]
+    assert table.speed[kinds.VERIFIED] == 1.3 and table.retained[kinds.VERIFIED] == 1
+    assert table.speed_low["pruned"] == 1.1 and table.low["pruned"] == 0.995 and table.again["pruned"] == 1

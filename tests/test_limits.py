@@ -45,6 +45,7 @@ def oracle():
     tries = [
         ("full_depth", np.nan, "copy", 1.0, 1000),
         ("oracle", np.nan, "copy", 0.9, 500),
+        ("oracle", np.nan, "copy, charged", 0.9, 520),
         ("oracle", np.nan, "parallel", 1.0, 700),
         ("oracle", np.nan, "verify", 1.0, 1100),
         ("softmax_margin", 0.9, "copy", 0.8, 600),
@@ -68,6 +69,7 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     table = limits.limits_at_equal_flops(stored, "calm", oracle)
     (row,) = table.to_dict("records")
     assert (row["oracle"], row["exact"], row["flops_share"], row["exact_flops"]) == (0.9, 1.0, 0.5, 0.7)
+    assert row["charged_flops"] == 0.52, "what a rule may cost"
     assert (row["rule"], row["fixed_layer"], row["fixed_kept"]) == ("softmax_margin", 6.0, 0.6)
 
 
@@ -83,6 +85,7 @@ def test_curves_have_a_series_for_each_kind_of_exits(stored, oracle):
     curves = limits.limit_curves(stored, "calm", oracle)
     named = {
         limits.COPIED,
+        limits.CHARGED,
         limits.EXACT,
         "oracle_verify",
         limits.MARGINS,

@@ -16,7 +16,8 @@ from test_making_models import tiny
 from mee_utils import MeeError
 from mee_utils.companion import inputs, result_tables, results
 from mee_utils.companion.running.jobs import Job, retrainings
-from mee_utils.companion.training import build, loop, retraining, rivals
+from mee_utils.companion.training import build, loop, retraining, right_sized, rivals
+from mee_utils.companion.training.right_sized import SHARES
 from mee_utils.companion.training.rivals import load_rival
 
 STAGES = [
@@ -29,7 +30,7 @@ RUNS = {"recipe": {"stages": STAGES}, "adam": {"stages": STAGES, "muon": False, 
 def change(content):
     content["results"] = {"min_layer": 1, "top_k": 16, "batch_size": 20}
     content["ablations"] = {"layers": 1, "runs": RUNS}
-    content["rivals"] = {"decoder_layers": [2]}
+    content["rivals"] = {"decoder_layers": [2], "right_sized": 3, "right_sized_seeds": 1}
     content["training"]["base"]["stages"] = [{"examples": {"translation": 40}, "learning_rate": 0.02}]
     content["training"].pop("pretrained")
     calm = content["training"]["backbones"]["calm"]
@@ -38,6 +39,7 @@ def change(content):
 
 
 PROFILE = tiny(change)
+DECODED = ("softmax_margin", "few", "hidden_similarity")
 RIVAL = Job("rivals", "shallow_2", seed=3)
 
 
@@ -70,6 +72,7 @@ def done(tmp_path_factory):
         build.train(PROFILE)
         patch.setattr(loop, "train_backbone", recorded)
         patch.setattr(rivals, "TRIAL", 10)
+        patch.setattr(right_sized, "RULES_DECODED", DECODED)  # three layers are too few for the others
         jobs = retrainings(PROFILE)
         rows = {job: json.loads(retraining.run(PROFILE, job).read_text()) for job in jobs}
         yield root, rows, trainings
@@ -80,6 +83,7 @@ def test_every_seed_of_a_backbone_and_every_ablation_is_one_job(done):
     seeds += [Job("seeds", "alternating", seed=3)]  # it is not kept as a model
     assert not inputs.is_trained(PROFILE, "alternating") and "alternating" not in PROFILE.training.models
     rivals = [Job("rivals", name, seed=3) for name in ("vanilla", "shallow_2")]
+    rivals += [Job("right_sized", "shallow_3_calm", seed=3)]
     assert list(done[1]) == seeds + rivals + [Job("ablations", name, seed=3) for name in RUNS]
     for kind, model, seed in (("seeds", "vanilla", 4), ("rivals", "shallow_3", 3), ("rivals", "calm", 3)):
         with pytest.raises(MeeError, match=f'Profile tiny retrains no {kind} "{model}", seed {seed}'):
@@ -102,6 +106,21 @@ def test_the_first_seed_is_the_shipped_model_and_others_are_new_trainings_of_its
     assert stored.keys() == other.keys() and not all(
         torch.equal(stored[name], other[name]) for name in stored
     )
+
+
+def test_a_decoder_of_the_right_size_is_trained_for_exits_and_decoded_with_them(done):
+    _, rows, trainings = done
+    (training,) = [each for each in trainings if each.name == "shallow_3_calm"]
+    assert (training.layers, training.encoder_layers, training.objective) == (3, 2, "calm")
+    table = pd.DataFrame(rows[Job("right_sized", "shallow_3_calm", seed=3)])
+    of_task = table[table.task == "translation"]
+    assert len(of_task) == 1 + len(DECODED) * len(SHARES)
+    full = of_task[of_task.rule == "full_depth"].iloc[0]
+    assert full.mean_exit_layer == 3 and full.relative_whole > 0
+    exits = of_task[of_task.rule != "full_depth"]
+    assert (exits.mean_exit_layer <= 3).all() and (exits.mean_exit_layer < 3).any()
+    for _, of_rule in exits.groupby("rule"):
+        assert (of_rule.threshold.diff().dropna() <= 0).all(), "the fewer predictions are kept, the looser"
 
 
 def test_an_ablation_changes_what_it_says_and_nothing_else(done):

@@ -9,6 +9,7 @@ from mee_utils.companion import rivals
 from mee_utils.companion.result_tables import Measured
 
 EXAMPLES = 50
+ENCODER = 1000  # FLOPs to read an input
 NONE = float("nan")
 SETTINGS = [  # model, rule, threshold, score of every example, FLOPs of its 10 tokens
     ("vanilla", "full_depth", NONE, 80.0, 1000),
@@ -37,7 +38,7 @@ def stored():
     for model, rule, threshold, score, flops in SETTINGS:
         labels.append(("test", "translation", model, rule, threshold))
         columns = {"loss": 0.0, "score": score + noise, "flops": flops, "tokens": 10, "layers": 60}
-        examples.append(pd.DataFrame(columns)[VALUES])
+        examples.append(pd.DataFrame(columns)[VALUES].assign(encoder=ENCODER))
     settings = pd.DataFrame(labels, columns=["part", "task", "model", "rule", "threshold"])
     return Measured(settings, examples, 0.05, (0.1,), (0.1,))
 
@@ -51,6 +52,7 @@ SHALLOW = pd.DataFrame(
         "kept_low": [1.0, 0.95],
         "kept_high": [1.0, 0.99],
         "relative_flops": [1.0, 0.3],
+        "relative_whole": [1.0, 0.65],
     }
 )
 
@@ -61,6 +63,7 @@ def test_all_is_set_beside_the_full_depth_of_the_baseline(stored):
     by_setting = table[table.model != "free"].set_index("setting")
     assert by_setting.loc["fixed, 0.9"].kept == pytest.approx(72 / 80)
     assert by_setting.loc["fixed, 0.9"].relative_flops == pytest.approx(0.8)
+    assert by_setting.loc["fixed, 0.9"].relative_whole == pytest.approx(0.9), "the encoder costs as much"
     assert by_setting.loc["layer 11"].kept == pytest.approx(0.9), "CALM's full depth is worth 90 % here"
     assert by_setting.loc["exit_heads, 0.9"].kept == pytest.approx(76 / 80)
     assert by_setting.loc["3 layers"].kept == 0.97 and by_setting.loc["3 layers"].high == 0.99
@@ -102,3 +105,33 @@ def test_of_all_models_the_front_has_the_best_for_each_amount_of_flops(stored):
     front = rivals.front(table[table.kind == rivals.EXITS])
     assert front.relative_flops.tolist() == pytest.approx([0.5, 0.6, 0.72, 0.99])
     assert front.kept.tolist() == pytest.approx([56 / 80, 64 / 80, 74 / 80, 79 / 80])
+
+
+def test_the_flops_of_shallow_decoders_end_to_end_are_those_of_their_outputs(monkeypatch):
+    """Of the same seed; a longer output costs more, and every model reads the same input."""
+    trained = pd.DataFrame(
+        {"task": "translation", "model": ["vanilla", "shallow_3"] * 2, "seed": [0, 0, 1, 1]}
+    )
+    flops = {("vanilla", 0): 900, ("shallow_3", 0): 400, ("vanilla", 1): 1900, ("shallow_3", 1): 100}
+    outputs = pd.DataFrame(
+        [
+            {
+                "kind": "rivals",
+                "task": "translation",
+                "model": model,
+                "seed": seed,
+                "example": n,
+                "flops": cost,
+            }
+            for (model, seed), cost in flops.items()
+            for n in range(2)
+        ]
+    )
+    lengths = pd.DataFrame({"task": "translation", "example": [0, 1], "encoder": [50, 150]})
+    monkeypatch.setattr(rivals, "read_retrained", lambda *_: trained)
+    monkeypatch.setattr(rivals, "read_full_depth", lambda _: outputs)
+    both = [lengths.assign(part="validation", encoder=9), lengths.assign(part="test")]
+    monkeypatch.setattr(rivals, "read_lengths", lambda _: pd.concat(both))
+    assert rivals.end_to_end("real").relative_whole.tolist() == [1.0, 0.5, 1.0, 0.1]
+    monkeypatch.setattr(rivals, "read_retrained", lambda *_: pd.DataFrame())
+    assert rivals.end_to_end("real").empty

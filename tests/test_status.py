@@ -31,7 +31,7 @@ from mee_utils.companion import result_tables
 from mee_utils.companion.results import Run
 run = Run("90_trial", profile, {})
 wanted = pd.DataFrame({"task": ["translation"], "model": ["calm"]})
-print("t", len(result_tables.read_timings("lossless", wanted, profile)))
+print("t", len(result_tables.read_timings("verified", wanted, profile)))
 
 # %%
 t = run.save_table(pd.DataFrame({"t": [1.0]}), "t")
@@ -210,17 +210,17 @@ def test_a_changed_module_is_stale_and_a_comment_is_none(run, tmp_path, monkeypa
 
 def test_a_timing_that_a_notebook_reads_is_an_input(run, tmp_path, monkeypatch):
     made = json.loads((run / NAME / "manifest.json").read_text())["inputs"]
-    assert set(made) == {"results bench/lossless.csv", "results retrained"}
+    assert set(made) == {"results bench/exits.csv", "results retrained"}
     bench = shutil.copytree(result_tables.BENCH, tmp_path / "bench")
     monkeypatch.setattr(freshness, "BENCH", bench)
     with (bench / "kept.csv").open("a") as other:
         other.write("\n")
     assert changes() == []
-    with (bench / "lossless.csv").open("a") as read:
+    with (bench / "exits.csv").open("a") as read:
         read.write("\n")
-    assert changes() == ["results bench/lossless.csv"]
-    (bench / "lossless.csv").unlink()
-    assert changes() == ["results bench/lossless.csv"]
+    assert changes() == ["results bench/exits.csv"]
+    (bench / "exits.csv").unlink()
+    assert changes() == ["results bench/exits.csv"]
 
 
 def test_what_was_not_timed_or_retrained_then_is_seen_when_it_comes(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ def stored(tmp_path):
 def test_timings_are_found_by_setting(stored, tmp_path):
     wanted = pd.DataFrame(
         {
+            "kind": "one layer",
             "task": "translation",
             "model": "calm",
             "rule": ["margin", "margin", "oracle"],
@@ -36,13 +37,19 @@ def test_timings_are_found_by_setting(stored, tmp_path):
             "score": 3.0,
         }
     )
-    assert read_timings("kept", wanted, "small", folder=tmp_path).empty
-    assert read_timings("kept", wanted[:0], "small", folder=tmp_path).empty
-    one = {"task": "translation", "model": "calm", "rule": "margin", "threshold": 0.1234 + 1e-12}
-    folder = stored("kept", **one, batch=[1, 100], speed=[1.5, 1.2])
-    found = read_timings("kept", wanted, "small", folder=folder)
+    assert read_timings("exits", wanted, "small", folder=tmp_path).empty
+    assert read_timings("exits", wanted[:0], "small", folder=tmp_path).empty
+    one = {
+        "kind": "one layer",
+        "task": "translation",
+        "model": "calm",
+        "rule": "margin",
+        "threshold": 0.1234 + 1e-12,
+    }
+    folder = stored("exits", **one, batch=[1, 100], speed=[1.5, 1.2])
+    found = read_timings("exits", wanted, "small", folder=folder)
     assert list(found.speed) == [1.5, 1.2] and list(found.score) == [3, 3]
-    assert read_timings("kept", wanted, "real", folder=folder).empty
+    assert read_timings("exits", wanted, "real", folder=folder).empty
 
 
 def test_a_setting_without_a_threshold_is_found_too(stored):

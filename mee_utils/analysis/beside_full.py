@@ -17,6 +17,7 @@ QUANTITIES = {  # of a setting beside full depth: name -> what its bounds are ca
     "consistency_loss": "consistency_",
     "risk_loss": "risk_",
     "flops_share": "flops_",
+    "whole_share": "whole_",
     "mean_exit_layer": "layer_",
 }
 
@@ -25,11 +26,13 @@ def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[st
     """Settings beside full depth on the same examples: an estimate `[setting]` of each of `QUANTITIES`.
 
     `retained` is the share of the full score, a mean over outputs, and NaN where that is 0; losses are means
-    over outputs; `mean_exit_layer` and the FLOPs in `flops_share` are means over tokens.
+    over outputs; `mean_exit_layer` and the decoder's FLOPs in `flops_share` are means over tokens.
+    `whole_share` is end to end: of an output with all its tokens, the encoder included; NaN where `full` does
+    not say what the encoder takes.
 
     Args:
         settings: the examples of each setting, with the columns `VALUES`.
-        full: the examples of full depth.
+        full: the examples of full depth, perhaps with the FLOPs of their `encoder`.
     """
     examples = len(full)
     at_full = full[VALUES].to_numpy(np.float64)  # [example, value]
@@ -38,13 +41,14 @@ def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[st
     full_scores = at_full[:, [VALUES.index("score")]]  # [example, 1]
     risks = np.clip(full_scores - scores, 0, None) / 100  # [example, setting]
     value_count = len(settings) * len(VALUES)
-    columns = np.concatenate([values.reshape(examples, value_count), risks], axis=1)
+    encoder = full.get("encoder", pd.Series(np.nan, full.index)).to_numpy(np.float64)  # [example]
+    columns = np.concatenate([values.reshape(examples, value_count), risks, encoder[:, None]], axis=1)
 
     def quantities(weights: np.ndarray) -> np.ndarray:
         """`[resample, quantity, setting]`, from sums over the resampled examples."""
         sums = weights @ columns  # one product: it is what bootstraps cost
         value_sums = sums[:, :value_count].reshape(len(weights), len(settings), len(VALUES))
-        risk = sums[:, value_count:]  # [resample, setting]
+        risk, of_encoder = sums[:, value_count:-1], sums[:, -1:]  # [resample, setting], [resample, 1]
         full_sums = weights @ at_full  # [resample, value]
         drawn = weights.sum(axis=1, keepdims=True)  # [resample, 1], examples
         # [resample, setting] and [resample, 1] each
@@ -58,6 +62,7 @@ def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[st
             "consistency_loss": of_settings["loss"] / drawn,
             "risk_loss": risk / drawn,
             "flops_share": flops_per_token / (of_full["flops"] / of_full["tokens"]),
+            "whole_share": (of_encoder + of_settings["flops"]) / (of_encoder + of_full["flops"]),
             "mean_exit_layer": of_settings["layers"] / of_settings["tokens"],
         }
         return np.stack([by_name[name] for name in QUANTITIES], axis=1)

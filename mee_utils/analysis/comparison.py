@@ -34,6 +34,7 @@ class DecodingResult:
     texts: Sequence[str] = field(default=(), repr=False)
     readout: float = float("nan")  # the share of readouts in `flops`
     output_flops: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)  # of each example
+    encoder_flops: np.ndarray | float = field(default=float("nan"), repr=False)  # likewise
     exit_layers: Sequence[np.ndarray] = field(default=(), repr=False)
 
 
@@ -65,6 +66,7 @@ def scored(
         texts=generation.texts,
         readout=generation.flops_by_part["readout"].sum() / flops,
         output_flops=generation.flops.astype(np.float64),
+        encoder_flops=generation.encoder_flops,
         exit_layers=generation.exit_layers,
     )
 
@@ -84,6 +86,7 @@ def examples_of(decoding: DecodingResult) -> pd.DataFrame:
         "flops": decoding.output_flops,
         "tokens": [len(ids) for ids in decoding.token_ids],
         "layers": [layers.sum() for layers in decoding.exit_layers],
+        "encoder": decoding.encoder_flops,
     }
     return pd.DataFrame(columns)
 
@@ -100,6 +103,7 @@ def result_row(decoding: DecodingResult, full: DecodingResult) -> dict[str, floa
         "score": decoding.score,
         **beside["retained"].item(0).columns("retained"),
         **beside["flops_share"].item(0).columns("flops_share", "flops_"),
+        "whole_share": beside["whole_share"].item(0).value,
         "mean_exit_layer": decoding.mean_exit_layer,
         "readout_share": decoding.readout,
         "same_output": decoding.same_output,

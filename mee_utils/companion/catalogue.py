@@ -128,7 +128,6 @@ MAIN_SWEEP = _GROUPS["main_sweep"]
 OTHER_SWEEP = _GROUPS["other_sweep"]
 BESIDE_SURVEY = _GROUPS["beside_survey"]
 PRUNED = _GROUPS["pruned"]
-CONTRASTED = _GROUPS["contrasted"]
 CALM_RULES = _GROUPS["calm"]
 MEE_RULES = _GROUPS["mee"]
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)

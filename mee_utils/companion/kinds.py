@@ -1,4 +1,4 @@
-"""Four kinds of exits, and the best of each: the cheapest, or the fastest, of those that keep the quality.
+"""Kinds of exits, and the cheapest of each that keeps the quality.
 
 Tokens exit at a fixed layer; or a rule decides, which looks at one layer or at several of them; or exits are
 drafts that the last layer verifies, so that the output is full depth's. The first three decide alone: a rule
@@ -12,18 +12,13 @@ import pandas as pd
 
 from ..analysis.statistics import without_draws
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
-from .result_tables import KEEPS_IT, read_timings
+from .result_tables import KEEPS_IT, PARTS, Measured, read_timings
 
 QUALITY = 0.99  # of the model's own score at full depth
 FIXED = "fixed layer"
 ONE = "one layer"
 SEVERAL = "several layers"
 VERIFIED = "verified"
-KINDS = (FIXED, ONE, SEVERAL, VERIFIED)
-HEADLINE = [
-    *("task", "kind", "rule", "threshold", "retained", "low"),
-    *("speed", "lowest", "highest", "untimed", "faster", "part", "processor"),
-]
 
 
 def kind_of(rule: str) -> str | None:
@@ -61,59 +56,46 @@ def best_of_kind(
     return ordered.drop_duplicates([*by, "kind"]).reset_index(drop=True)
 
 
-def settings_that_decide_alone(
-    kept: pd.DataFrame, static: pd.DataFrame, quality: float = QUALITY
-) -> pd.DataFrame:
-    """What `make bench` times: rules that keep the quality reliably, and fixed layers that do on average.
+def settings_to_time(stored: Measured, kept: pd.DataFrame, quality: float = QUALITY) -> pd.DataFrame:
+    """One setting a family and task that decides alone: what `make bench` times and figures compare.
+
+    It is fixed before anything is timed, by the FLOPs on validation examples: of the rules of a family that
+    keep the quality reliably the cheapest, and the cheapest fixed layer that keeps it there on average.
 
     Args:
-        kept: the cheapest safe setting of each rule, as `verdicts.keeping` returns them, whether or not it
-            saves FLOPs: FLOPs are not seconds.
-        static: all fixed layers of the main model on test examples.
+        stored: every setting of the profile.
+        kept: the cheapest safe setting of each rule of the main model, from `verdicts.keeping`.
         quality: the share of the score that has to be kept.
+
+    Returns:
+        Rows of test examples, a fixed layer first, with `kind`: `FIXED`, or the family.
     """
-    rules = kept[(kept.verdict == KEEPS_IT) & (kept.rule != "static")]
-    layers = static[static.retained >= quality]
-    columns = ["task", "model", "rule", "threshold", "retained", "low", "flops_share"]
-    return pd.concat([without_draws(rules), without_draws(layers)], ignore_index=True)[columns]
-
-
-def headline_table(
-    profile: str, kept: pd.DataFrame, static: pd.DataFrame, quality: float = QUALITY
-) -> pd.DataFrame:
-    """The fastest exits of each kind that keep the quality, one output at a time: a row a task and kind.
-
-    Half of the timing runs rank the settings of a kind, and `speed` (tokens a second, full depth being 1) is
-    that of the other half, with its range `lowest` to `highest`; NaN: none was timed. `untimed` is how many
-    settings were not, and `faster` how many are faster than full depth in every timing run.
-
-    Arguments as in `settings_that_decide_alone`; `profile` is the one whose timings are read.
-    """
-    settings = settings_that_decide_alone(kept, static, quality)
-    timed = _one_at_a_time("kept", settings, profile)
-    best = best_of_kind(pd.concat([timed, settings]), "ranked", ascending=False)
-    counted = [table.assign(kind=table.rule.map(kind_of)) for table in (settings, timed)]
-    number, of_timed = (table.groupby(["task", "kind"]).size() for table in counted)
-    of_faster = counted[1][timed.lowest > 1].groupby(["task", "kind"]).size()
-    counts = pd.DataFrame(
-        {
-            "untimed": number - of_timed.reindex(number.index, fill_value=0),
-            "faster": of_faster.reindex(number.index, fill_value=0),
-        }
-    )
-    alone = best.join(counts, on=["task", "kind"])
-
-    wanted = pd.DataFrame({"task": kept.task.unique(), "model": MAIN_MODEL})
-    drafts = _one_at_a_time("lossless", wanted, profile).drop_duplicates("task")
-    drafts = drafts.assign(kind=VERIFIED, retained=1.0, low=1.0, faster=(drafts.lowest > 1).astype(int))
-    table = pd.concat([alone, drafts] if len(drafts) else [alone])[HEADLINE]
-    order = {"task": list(kept.task.unique()), "kind": list(KINDS)}
-    return table.sort_values(
+    reliable = kept[(kept.verdict == KEEPS_IT) & (kept.rule != "static")]
+    rules = best_of_kind(reliable, "validation_flops", kind=family_of)
+    layers = []
+    for task, tried in stored.rows("validation", model=MAIN_MODEL, rule="static").groupby("task", sort=False):
+        safe = tried[tried.retained >= quality]
+        for layer in safe.sort_values("flops_share").threshold.head(1):
+            layers.append(stored.rows(task=task, model=MAIN_MODEL, rule="static", threshold=layer))
+    settings = pd.concat([*(layer.assign(kind=FIXED) for layer in layers), rules], ignore_index=True)
+    families = [FIXED, *dict.fromkeys(rule.family for rule in RULES.values())]
+    order = {"task": list(kept.task.unique()), "kind": families}
+    return without_draws(settings).sort_values(
         ["task", "kind"], key=lambda names: names.map(order[names.name].index), ignore_index=True
     )
 
 
-def _one_at_a_time(part: str, settings: pd.DataFrame, profile: str) -> pd.DataFrame:
-    """The settings that a part of the benchmark timed at batch size 1."""
-    timed = read_timings(part, settings, profile)
-    return timed[timed.batch == 1].assign(part=part, processor=timed.attrs["processor"])
+def with_timings(profile: str, settings: pd.DataFrame) -> pd.DataFrame:
+    """`settings_to_time`, and behind them verified exits, with their speeds one output at a time.
+
+    `speed` is in tokens a second, full depth being 1, from `speed_low` to `speed_high`; `again` is that of
+    full depth against itself. NaN: not timed for this profile.
+    """
+    verified = settings[["task", "model"]].drop_duplicates().assign(kind=VERIFIED, retained=1.0)
+    tables = []
+    for part, rows in (("exits", settings), ("verified", verified)):
+        keys = PARTS[part][1]
+        timed = read_timings(part, rows[keys], profile).query("batch == 1")
+        timed = timed.rename(columns={"low": "speed_low", "high": "speed_high"})
+        tables.append(rows.merge(timed, on=keys, how="left"))
+    return pd.concat(tables, ignore_index=True)

@@ -1,8 +1,9 @@
 """What limits exits: wrong decisions, or the states that exits leave behind?
 
 The oracle makes no wrong decision. With copied states ("copy": CALM, MEE) what it loses is lost to states
-that were never computed; with exact ones ("parallel": FREE; "verify": drafts) it loses nothing. A rule that
-loses more at equal FLOPs loses it by its decisions.
+that were never computed; with exact ones ("parallel": FREE; "verify": drafts) it loses nothing. Its decisions
+are free, or "charged": each costs what the cheapest readout takes there. A rule that loses more for as many
+FLOPs as the charged oracle loses it by the quality of its decisions.
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,12 @@ import pandas as pd
 
 from ..analysis.beside_full import result_rows
 from .kinds import ONE, SEVERAL, kind_of
-from .result_tables import Measured
+from .result_tables import ORACLE_CHARGED, Measured
 
-COPIED = "oracle_copy"  # series of `limit_curves`; those of the other states are named likewise
+COPIED = (
+    "oracle_copy"  # free decisions; series of `limit_curves`; those of the other states are named likewise
+)
+CHARGED = "oracle_copy, charged"
 EXACT = "oracle_parallel"
 MARGINS = "margins"  # the margin over all vocabulary tokens, or over few
 BEST = "best_rule"
@@ -22,10 +26,11 @@ MARGIN_RULES = ("softmax_margin", "fixed", "few", "decaying", "adaptive")
 SHOWN = [
     *("task", "series", "rule", "threshold", "retained", "low", "high"),
     *("consistency_loss", "consistency_low", "consistency_high", "flops_share", "flops_low", "flops_high"),
+    "whole_share",
 ]
 
 AT_EQUAL_FLOPS = [  # columns of `limits_at_equal_flops`
-    *("task", "flops_share", "exact_flops", "oracle", "oracle_low", "oracle_high"),
+    *("task", "flops_share", "charged_flops", "exact_flops", "oracle", "oracle_low", "oracle_high"),
     *("exact", "exact_low", "exact_high", "rule", "rule_flops", "rule_kept", "rule_kept_low"),
     *("rule_kept_high", "fixed_layer", "fixed_kept", "fixed_kept_low", "fixed_kept_high"),
 ]
@@ -62,7 +67,7 @@ def limit_curves(stored: Measured, model: str, oracle: pd.DataFrame) -> pd.DataF
     parts = [exits.assign(series="oracle_" + exits.propagation)]
     parts.append(rows[rows.rule.isin(MARGIN_RULES)].assign(series=MARGINS))
     parts += [rows[rows.rule == rule].assign(series=rule) for rule in ("static", "full_depth")]
-    for row in exits[exits.propagation == "copy"].itertuples():
+    for row in exits[exits.propagation == ORACLE_CHARGED].itertuples():
         parts.append(best_rule_at(stored, model, row.task, row.flops_share).assign(series=BEST))
     return pd.concat(parts, ignore_index=True)[SHOWN]
 
@@ -91,21 +96,22 @@ def _flops_per_token(examples: pd.DataFrame) -> float:
 def limits_at_equal_flops(stored: Measured, model: str, oracle: pd.DataFrame) -> pd.DataFrame:
     """The oracle with copied states beside the best rule and the best fixed layer for at most its FLOPs.
 
-    One row a task: `flops_share`, and what is kept by the `oracle`, by exact states (`exact`) for
-    `exact_flops`, by the best `rule` and by the deepest `fixed_layer`, each with `_low` and `_high`. NaN
-    where none is as cheap.
+    One row a task: `flops_share` with free decisions, and `charged_flops`, which limits the others; what is
+    kept by the `oracle`, by exact states (`exact`) for `exact_flops`, by the best `rule` and by the deepest
+    `fixed_layer`, each with `_low` and `_high`. NaN where none is as cheap.
     """
     rows = []
     for task, of_task in oracle[oracle.rule == "oracle"].groupby("task", sort=False):
         by_states = of_task.set_index("propagation")
         copied, exact = by_states.loc["copy"], by_states.loc["parallel"]
+        charged = by_states.flops_share[ORACLE_CHARGED]
         row = dict.fromkeys(AT_EQUAL_FLOPS, np.nan) | {"task": task}
-        row |= {"flops_share": copied.flops_share, "exact_flops": exact.flops_share}
+        row |= {"flops_share": copied.flops_share, "charged_flops": charged, "exact_flops": exact.flops_share}
         row |= _kept(copied, "oracle") | _kept(exact, "exact")
-        for best in best_rule_at(stored, model, task, copied.flops_share).itertuples():  # one, or none
+        for best in best_rule_at(stored, model, task, charged).itertuples():  # one, or none
             row |= {"rule": best.rule, "rule_flops": best.flops_share} | _kept(best, "rule_kept")
         static = stored.rows(task=task, model=model, rule="static")
-        as_cheap = static[static.flops_share <= copied.flops_share]
+        as_cheap = static[static.flops_share <= charged]
         for deepest in as_cheap.nlargest(1, "threshold").itertuples():
             row |= {"fixed_layer": deepest.threshold} | _kept(deepest, "fixed_kept")
         rows.append(row)

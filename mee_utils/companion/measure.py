@@ -23,14 +23,18 @@ from ..analysis.decisions import overall_ranking
 from ..analysis.statistics import DRAWS, interval
 from ..analysis.threshold_choice import candidates
 from ..common.files import complete_file
+from ..decoding.generation import Generation, bind_policy
+from ..decoding.inputs import input_ids
+from ..decoding.layerwise import decoder_of
 from ..exits.measures import ForcedExits
+from ..models.costs import DecoderSizes, encoder_flops
 from ..traces.replay import replay_policy
 from .catalogue import ABLATED, HEADS, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY, target_of
 from .inputs import load_tasks, weights_digest
 from .learned_from import learned_from
 from .profiles import Profile
 from .published_bugs import measure_bugs
-from .result_tables import MEASURED, measured_before
+from .result_tables import MEASURED, ORACLE_CHARGED, measured_before
 from .results import Run, output_root, staged
 from .running.digests import digest_of
 from .running.jobs import ALL, Job, measurements
@@ -47,6 +51,7 @@ SEARCHED_BOUNDS = (
 FRESH_SEED = 101
 LEARNERS = ("hidden", "wide_hidden", "three_hidden", "low_rank_three", "lstm")
 MARGIN_THRESHOLDS = (0.99, 0.97, 0.9, 0.7, 0.5, 0.3)  # that are decoded with copied and with exact states
+CHEAPEST = "few"  # the rule whose decisions cost least
 ORACLE_DRAFT = 8  # tokens that wait at most where the oracle's exits are verified
 LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and outputs are not long
 NO_THRESHOLD = float("nan")
@@ -72,7 +77,12 @@ def run(profile: Profile, job: Job, anew: bool = False) -> Path:
         raise MeeError(f"Profile {profile.name} measures no {job.kind} of {job.model} on {job.task}.")
     experiment = Experiment(None, profile)
     path = job.path(profile)
-    at_once = {"learning": _learning, "learned_from": learned_from, "published_bugs": _bugs}
+    at_once = {
+        "inputs": _inputs,
+        "learning": _learning,
+        "learned_from": learned_from,
+        "published_bugs": _bugs,
+    }
     if job.kind in at_once:
         _write(at_once[job.kind](experiment), path, {})
         return path
@@ -282,10 +292,11 @@ class RuleDecoder:
     def full(self, part: str) -> tuple[list[str], pd.DataFrame]:
         """Texts and table at full depth."""
         if part not in self._full:
-            self._full[part] = self._decoded(part, "full_depth", NO_THRESHOLD, None, None)
+            generation, table = self._decoded(part, "full_depth", NO_THRESHOLD, None, None)
+            self._full[part] = generation.texts, table
         return self._full[part]
 
-    def _decoded(self, part, rule, threshold, policy, full_texts) -> tuple[list[str], pd.DataFrame]:
+    def _decoded(self, part, rule, threshold, policy, full_texts) -> tuple[Generation, pd.DataFrame]:
         task = self.tasks[part]
         generation = generate(
             self.model,
@@ -309,7 +320,7 @@ class RuleDecoder:
                 "layers": np.array([layers.sum() for layers in generation.exit_layers], dtype=np.int32),
             }
         )
-        return texts, table
+        return generation, table
 
 
 def _comparable(part: str, rule: str, threshold: float) -> tuple[str, str, float | None]:
@@ -357,7 +368,8 @@ class OracleDecoder(RuleDecoder):
     def keys(self, rule: str) -> dict[str, str]:
         """What a rule's table belongs to."""
         decoding = super().keys(rule)["decoding"]
-        search = digest_of([decoding, ORACLE_DRAFT, *MARGIN_THRESHOLDS])
+        charged = [ORACLE_CHARGED] if rule == "oracle" else []
+        search = digest_of([decoding, ORACLE_DRAFT, *MARGIN_THRESHOLDS, *charged])
         return {"decoding": decoding, "search": search}
 
     def measured(self, rule: str) -> pd.DataFrame:
@@ -375,9 +387,31 @@ class OracleDecoder(RuleDecoder):
         tables = []
         for policy in [*copied, *exact, *verified]:
             threshold = NO_THRESHOLD if rule == "oracle" else policy.threshold
-            _, table = self._decoded("test", rule, threshold, policy, full_texts)
+            generation, table = self._decoded("test", rule, threshold, policy, full_texts)
             tables.append(table.assign(propagation=policy.propagation))
+            if rule == "oracle" and policy.propagation == "copy":
+                tables.append(table.assign(propagation=ORACLE_CHARGED, flops=self.charged(generation)))
         return pd.concat(tables, ignore_index=True)
+
+    def charged(self, generation: Generation) -> np.ndarray:
+        """FLOPs `[output]` of exits that pay for every decision what the cheapest readout takes.
+
+        That of the margin over few tokens: the first layer that decides scores the whole vocabulary, later
+        ones a few tokens, and the last layer all of them again.
+        """
+        decoder = decoder_of(self.model.network)
+        bound = bind_policy(self.policy(CHEAPEST, None), decoder, self.model.min_exit_layer)
+        rows = np.zeros(decoder.layers + 1, dtype=np.int64)  # of the LM head until an exit at each layer
+        for layer in bound.decision_layers:
+            rows[layer:] += bound.readout.sizes[layer]
+        rows[decoder.layers] += bound.vocabulary
+        by_part = bound.flops(
+            DecoderSizes.of(decoder.config),
+            exit_layers=generation.exit_layers,
+            readout_rows=[rows[exits] for exits in generation.exit_layers],
+            source=list(map(len, input_ids(self.model.tokenizer, self.tasks["test"].inputs))),
+        )
+        return sum(by_part.values())
 
     def verified_oracle(self) -> ExitPolicy:
         """Drafts where the oracle exits with exact states, as a replay of full depth says."""
@@ -443,6 +477,24 @@ def _alternating_trace(experiment, model, tokens: int) -> tuple[Trace, int]:
     states = experiment.scratch("training.npy")
     along = trace(model, inputs[:enough], targets[:enough], max_new_tokens=longest, states=states)
     return along, len(tasks)
+
+
+def _inputs(experiment) -> pd.DataFrame:
+    """The length of every input that rules are decoded on, and what the encoder takes to read it.
+
+    One row an example: `part`, `task`, `example`, `source_tokens` and `encoder` (FLOPs).
+    """
+    profile = experiment.profile
+    (model,) = experiment.models([MAIN_MODEL]).values()
+    config = model.network.config
+    tables = []
+    for part, size in (("validation", profile.results.validation), ("test", profile.results.test)):
+        for task in load_tasks(profile, part, size):
+            source = np.array([len(ids) for ids in input_ids(model.tokenizer, task.inputs)], dtype=np.int32)
+            flops = encoder_flops(DecoderSizes.of(config), config.num_layers, source)
+            labels = {"part": part, "task": task.name, "example": np.arange(len(task), dtype=np.int32)}
+            tables.append(pd.DataFrame({**labels, "source_tokens": source, "encoder": flops}))
+    return pd.concat(tables, ignore_index=True)
 
 
 def _bugs(experiment) -> pd.DataFrame:

@@ -283,10 +283,15 @@ class AblationSettings(Strict):
 
 
 class RivalSettings(Strict):
-    """Decoders of fewer layers, trained as `vanilla` on the same examples: what exits compete with."""
+    """Decoders of fewer layers, trained as `vanilla` on the same examples: what exits compete with.
+
+    One of these sizes may be trained as `calm` too, and decoded with exits (`right_sized`).
+    """
 
     decoder_layers: Annotated[list[PositiveInt], Field(min_length=1)]
     seeds: PositiveInt = 1
+    right_sized: PositiveInt | None = None
+    right_sized_seeds: PositiveInt = 3
 
 
 class ClassifierSettings(Strict):
@@ -467,6 +472,12 @@ class Profile(Strict):
         """The rivals without exits: name -> decoder layers."""
         sizes = self.rivals.decoder_layers if self.rivals else []
         return {f"shallow_{layers}": layers for layers in sizes}
+
+    @property
+    def right_sized(self) -> dict[str, int]:
+        """The decoder of fewer layers that is trained for exits, if there is one: name -> decoder layers."""
+        layers = self.rivals and self.rivals.right_sized
+        return {f"shallow_{layers}_calm": layers} if layers else {}
 
     @property
     def data(self) -> str | None:

@@ -22,6 +22,7 @@ from .statements import NOTEBOOKS
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks
 MEASURED = "measured"
 ORACLE = "oracle"  # measurements of what limits exits
+ORACLE_CHARGED = "copy, charged"  # its `propagation` where states are copied and decisions not free
 FULL_DEPTH = "full_depth"  # of the retrained models: a table of examples
 BENCH = ROOT / "figures" / "bench"
 GPU = "gpu"  # the folder in it with what was timed on GPUs: tables of the same names
@@ -32,24 +33,21 @@ UNDECIDED = "undecided"
 EXITS = "best exit rules"  # their kind in 08's table `rivals`
 KEYS = ["task", "model", "rule", "threshold"]
 RANGE = ["lowest", "highest"]
-SAMPLES_RANGE = ["samples_lowest", "samples_highest"]
-SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE, "samples_speed"]
-OF_RULES = ["batch", "speed", *RANGE, "ranked", "samples_speed"]
-OF_DRAFTS = [
-    *("batch", "rule", "max_draft", "expected", "speed", *RANGE),
-    *("planning_seconds", "samples_per_second", "samples_speed"),
-]
+AGAIN = ["again", "again_low", "again_high"]  # full depth against itself: what the clock can resolve
+SPEED = ["batch", "speed", "low", "high", *AGAIN]
+SAMPLES = ["samples_speed", "samples_low", "samples_high", "samples_per_second", "tokens_per_second"]
+OF_DRAFTS = ["rule", "threshold", "max_draft", "expected", "planning_seconds"]
 OF_OUTPUTS = [
     *("metric", "score", "score_low", "score_high", "corpus_score"),
     *("retained", "retained_low", "retained_high", "mean_exit_layer", "flops_share", "length_share"),
 ]
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
-    "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
-    "kept": ("kept", KEYS, OF_RULES),
-    "lossless": ("lossless", ["task", "model"], OF_DRAFTS),
-    "published": ("published", [*KEYS, "min_layer", "decoder"], [*SPEEDS, *SAMPLES_RANGE, *OF_OUTPUTS]),
-    "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
-    "rivals": ("rivals", ["task", "model", "decoder_layers"], [*SPEEDS, *SAMPLES_RANGE]),
+    "reductions": ("reductions", ["task", "model", "reduction"], [*SPEED, *SAMPLES]),
+    "exits": ("exits", ["kind", *KEYS], [*SPEED, *SAMPLES]),
+    "verified": ("exits", ["kind", "task", "model"], [*OF_DRAFTS, *SPEED, *SAMPLES]),
+    "published": ("published", [*KEYS, "min_layer", "decoder"], [*SPEED, *SAMPLES, *OF_OUTPUTS]),
+    "drafts": ("drafts", KEYS, SPEED),
+    "rivals": ("rivals", ["task", "model", "decoder_layers"], [*SPEED, *SAMPLES]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
 
@@ -213,6 +211,10 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
                 labels.append((part, task, model, rule, threshold))
                 examples.append(rows)
     settings = pd.DataFrame(labels, columns=["part", *KEYS])
+    by_task = read_lengths(profile).groupby(["part", "task"])
+    encoder = {key: rows.encoder.to_numpy() for key, rows in by_task}
+    for row in settings[settings.rule == "full_depth"].itertuples():
+        examples[row.Index] = examples[row.Index].assign(encoder=encoder[row.part, row.task])
     parameters = manifest["parameters"]
     return Measured(
         settings,
@@ -221,6 +223,11 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
         deltas=tuple(parameters["deltas"]),
         risk_deltas=tuple(parameters["risk_deltas"]),
     )
+
+
+def read_lengths(profile: str) -> pd.DataFrame:
+    """The lengths of all inputs that rules were decoded on, and the FLOPs of the encoder (`measure`)."""
+    return pd.read_parquet(_stored(profile, MEASURED, "inputs.parquet"))
 
 
 def read_oracle(profile: str, tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
@@ -325,7 +332,7 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
 def outputs_to_repay(timed: pd.DataFrame) -> pd.Series:
     """After how many outputs drafts have saved the time of their planning, for the rows that are faster.
 
-    `timed` has rows of the benchmark "lossless"; an output is a sample.
+    `timed` has rows of part "verified"; an output is a sample.
     """
     faster = timed[timed.rule.notna() & (timed.samples_speed > 1)]
     saved = (faster.samples_speed - 1) / faster.samples_per_second  # seconds per output

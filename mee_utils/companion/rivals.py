@@ -9,7 +9,7 @@ import math
 import pandas as pd
 
 from .catalogue import HEADS
-from .result_tables import EXITS, Measured
+from .result_tables import EXITS, Measured, read_full_depth, read_lengths, read_retrained
 from .verdicts import on_front
 
 BASELINE = "vanilla"
@@ -17,7 +17,26 @@ SHALLOW = "decoder trained shallow"
 FIXED = "fixed exit layer"
 SEPARATE = "exit heads on a frozen model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)
-COLUMNS = ["task", "kind", "model", "setting", "kept", "low", "high", "relative_flops"]
+COLUMNS = ["task", "kind", "model", "setting", "kept", "low", "high", "relative_flops", "relative_whole"]
+
+
+def end_to_end(profile: str) -> pd.DataFrame:
+    """The decoders trained shallow of a profile, with `relative_whole`: all FLOPs of an output, the encoder's
+    included, as a share of the baseline's. No rows where none was trained.
+    """
+    shallow = read_retrained(profile, "rivals")
+    if shallow.empty:
+        return shallow
+    outputs = read_full_depth(profile).query("kind == 'rivals'")
+    reading = read_lengths(profile).query("part == 'test'")
+    outputs = outputs.merge(reading, on=["task", "example"])
+    keys = ["task", "model", "seed"]
+    whole = (outputs.flops + outputs.encoder).groupby([outputs[key] for key in keys], observed=True).sum()
+    whole = shallow[keys].merge(whole.rename("whole").reset_index(), on=keys, how="left").whole
+    of_baseline = (
+        whole.where(shallow.model == BASELINE).groupby([shallow.task, shallow.seed]).transform("max")
+    )
+    return shallow.assign(relative_whole=whole / of_baseline)
 
 
 def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
@@ -25,14 +44,14 @@ def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         stored: the measured exits of a profile, on all of its models.
-        shallow: the `rivals` of a profile (`result_tables.read_retrained`); it may have no rows.
+        shallow: the `rivals` of a profile (`end_to_end`); it may have no rows.
 
     Returns:
         One row a task, model and setting: its `kind`, the share of the baseline's score that is `kept` with
-        paired bounds `low` and `high`, and `relative_flops`, FLOPs a token as a share of the baseline's. Of
-        exits only the settings on the front of their kind and model remain: none of these is cheaper and as
-        good. They are chosen on the examples that they are reported on, which favours them over the shallow
-        decoders.
+        paired bounds `low` and `high`, and FLOPs as a share of the baseline's: the decoder's of a token
+        (`relative_flops`), and all of an output's (`relative_whole`). Of exits only the settings on the front
+        of their kind and model remain: none of these is cheaper, all FLOPs counted, and as good. They are
+        chosen on the examples that they are reported on, which favours them over the shallow decoders.
     """
     tables = []
     if "kept" in shallow and len(shallow):
@@ -64,15 +83,16 @@ def _front_of(stored: Measured, settings: pd.DataFrame, kind: str) -> pd.DataFra
             "low": kept.low,
             "high": kept.high,
             "relative_flops": beside["flops_share"].value,
+            "relative_whole": beside["whole_share"].value,
         }
     )
-    return front(table).drop_duplicates(["kept", "relative_flops"])
+    return front(table).drop_duplicates(["kept", "relative_whole"])
 
 
 def front(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `beside_exits` that none of the others undercuts and equals, the cheapest first."""
-    front = table[on_front(table.relative_flops, table.kept)]
-    return front.sort_values("relative_flops", kind="stable")
+    front = table[on_front(table.relative_whole, table.kept)]
+    return front.sort_values("relative_whole", kind="stable")
 
 
 def setting_name(rule: str, threshold: float) -> str:

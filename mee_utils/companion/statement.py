@@ -33,8 +33,9 @@ from ..analysis.statistics import Comparison, Estimate, estimates, without_draws
 from ..common.errors import MeeError, check_choice, nearest
 from .figures import label
 
+NORMAL_BOUND = 1.96  # standard deviations from the mean to the end of a 95 % interval
 QUANTITIES = {  # what a statement may be judged by -> the columns that measure it
-    "time": ("speed", "samples_speed", "lowest", "highest"),
+    "time": ("speed", "samples_speed", "low", "high"),
     "FLOPs": ("flops_share", "equal_flops"),
     "score": ("retained",),
     "score and FLOPs": ("improves",),
@@ -220,35 +221,48 @@ class Rows:
 
 @dataclass(frozen=True)
 class Timing:
-    """Timed settings `[setting]`, full depth being 1: medians over runs, and the range of the first."""
+    """Timed settings `[setting]`, full depth being 1, with 95 % intervals over batches of tokens a second."""
 
     tokens: np.ndarray  # a second
-    lowest: np.ndarray
-    highest: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     samples: np.ndarray  # a second: the same, but for longer or shorter outputs
 
     @classmethod
     def of(cls, table: Rows, **values) -> "Timing":
         """The timings in the rows of a table with these values."""
-        columns = ("speed", "lowest", "highest", "samples_speed")
+        columns = ("speed", "low", "high", "samples_speed")
         return cls(*[table.values(column, **values).value for column in columns])
 
     def at(self, number: int) -> "Timing":
         """One of the settings."""
         one = slice(number, number + 1)
-        return Timing(self.tokens[one], self.lowest[one], self.highest[one], self.samples[one])
+        return Timing(self.tokens[one], self.low[one], self.high[one], self.samples[one])
+
+    @property
+    def slowest(self) -> "Timing":
+        """The setting with the fewest tokens a second."""
+        return self.at(self.tokens.argmin())
+
+    @property
+    def middle(self) -> "Timing":
+        """The setting with the median of tokens a second."""
+        return self.at(np.argsort(self.tokens)[len(self.tokens) // 2])
+
+    def gain(self, over: "Timing | None" = None) -> Estimate:
+        """By how much the first setting is faster than another, or (None) than full depth.
+
+        Intervals are taken as normal ones, and those of two settings as independent, though both have decoded
+        the same batches.
+        """
+        spreads = [(each.high[0] - each.low[0]) / (2 * NORMAL_BOUND) for each in (self, over) if each]
+        gain = self.tokens[0] - (over.tokens[0] if over else 1.0)
+        return Estimate(gain, gain + np.hypot.reduce(spreads) * np.array([-1.0, 1.0]))
 
     def __str__(self) -> str:
-        tokens = zip(self.tokens, self.lowest, self.highest, strict=True)
+        tokens = zip(self.tokens, self.low, self.high, strict=True)
         shown = ", ".join(f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in tokens)
         return f"{shown} tokens a second, {', '.join(f'{x:.2f}' for x in self.samples)} samples a second"
-
-
-def surely_positive(least: float, most: float) -> Comparison:
-    """Whether a margin of times is positive, from its range over runs; open where that goes through 0."""
-    if least > 0 or most < 0:
-        return Estimate(least if least > 0 else most) > 0
-    return Estimate(0.0, np.zeros(2)) > 0
 
 
 def largest_drop(curve: Estimate) -> Estimate:

@@ -13,7 +13,9 @@ from .catalogue import RULES
 from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured
 
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
-AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}  # where no threshold passed
+AT_FULL_DEPTH = {  # where no threshold passed
+    **{"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0, "whole_share": 1.0}
+}
 
 BETWEEN = "between settings"  # where a number at equal loss was read off
 NONE_LOSES_SO_MUCH = "none loses so much"
@@ -52,7 +54,7 @@ def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
         tested = stored.with_intervals(settings.loc[order.index])
         passed = passing(tested.low.to_numpy(), quality)
         cheapest = order.flops_share.iloc[:passed].argmin() if passed else 0
-        rows.append(tested.iloc[[cheapest]])
+        rows.append(tested.iloc[[cheapest]].assign(validation_flops=order.flops_share.iloc[cheapest]))
     kept = pd.concat(rows[1:] or rows, ignore_index=True)
     sure = [kept.low >= quality, kept.high < quality]
     return kept.assign(verdict=np.select(sure, [KEEPS_IT, LOSES_IT], UNDECIDED))

@@ -14,7 +14,7 @@ from ..common.errors import MeeError, check_whole, shown
 from ..common.html import Markup, shaded, table
 from ..exits.copies import Copies
 from ..exits.policy import BoundPolicy, ExitPolicy
-from ..models.costs import DecoderSizes
+from ..models.costs import DecoderSizes, encoder_flops
 from ..models.loading import Model
 from .inputs import EncoderCache, batches_by_length, decode_batch, detokenize, read_inputs
 from .layerwise import LayerwiseDecoder, decoder_of
@@ -28,8 +28,9 @@ class Generation:
 
     - Exit layers: the layer whose prediction became the token. With `propagation="verify"` this is the
       layer of the accepted draft, 0 if it was copied, or L if the last layer replaced it.
-    - FLOPs are those of the decoder (see `mee_utils.models.costs`). With `propagation="verify"` they include
-      drafts that were thrown away.
+    - FLOPs are those of the decoder (see `mee_utils.models.costs`); those of the encoder, which are the same
+      under every policy, stand beside them. With `propagation="verify"` they include drafts that were thrown
+      away.
     - Seconds are those of decoding: with the encoder unless `encodings` are given, without tokenization.
     - With FREE's learning threshold, the logits of tokens that had exited are computed again when a later
       token runs all layers; that token is charged for it.
@@ -42,6 +43,7 @@ class Generation:
     readout_rows: list[np.ndarray]  # for each output `[token]`, rows of the LM head multiplied
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
+    encoder_flops: np.ndarray  # `[input]`
     seconds: float
     model: Model  # that made it
     drafts: list[Drafts] | None = None  # of each output, where exits are verified
@@ -159,8 +161,9 @@ def _generation(
     verified = bound.policy.propagation == "verify"
     token_ids = [output.token_ids for output in outputs]
     executed = [output.executed for output in outputs]
+    sizes = DecoderSizes.of(model.network.config)
     flops_by_part = bound.flops(
-        DecoderSizes.of(model.network.config),
+        sizes,
         exit_layers=[tokens.exit_layers for tokens in executed],
         readout_rows=[tokens.readout_rows for tokens in executed],
         source=source_tokens,
@@ -174,6 +177,7 @@ def _generation(
         readout_rows=[output.readout_rows for output in outputs],
         flops=sum(flops_by_part.values()),
         flops_by_part=flops_by_part,
+        encoder_flops=encoder_flops(sizes, model.network.config.num_layers, source_tokens),
         seconds=seconds,
         model=model,
         drafts=[output.drafts for output in outputs] if verified else None,

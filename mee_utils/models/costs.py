@@ -1,4 +1,4 @@
-"""FLOPs of the decoder, counted from its sizes.
+"""FLOPs of the decoder and of its encoder, counted from their sizes.
 
 A multiply-add is two FLOPs. Products of matrices are counted, and nothing that is linear in a vector (norms,
 activations, residuals, the softmax). For one token at position t (from 0), with an input of S tokens:
@@ -12,13 +12,15 @@ activations, residuals, the softmax). For one token at position t (from 0), with
 | keys and values of the source for a layer, once per row, if any token reaches it | `4 d i S` |
 | logits of V' ids | `2 d V'` |
 
-The encoder runs once at full depth under every policy and is left out, and so is what a causal model does
-with its prompt; its layers have no projections to a source (`2 d i 4`). No padding is counted.
+The encoder runs once at full depth under every policy. It is counted apart (`encoder_flops`), and so is no
+part of "decoder FLOPs"; *end to end* is both. A layer of it takes `2 d i 4` for its projections, its
+feed-forward, and `4 i S` for its attention, for each of the S tokens. What a causal model does with its
+prompt is left out; its layers have no projections to a source either. No padding is counted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,6 +65,19 @@ class DecoderSizes:
     def readout(self) -> int:
         """Logits of the whole vocabulary, one token."""
         return 2 * self.d_model * self.vocabulary
+
+
+def encoder_flops(sizes: DecoderSizes, layers: int, source: np.ndarray) -> np.ndarray:
+    """FLOPs of an encoder that reads inputs, `[input]`.
+
+    Args:
+        sizes: of the decoder, whose width, heads and feed-forward a T5's encoder has.
+        layers: of the encoder.
+        source: number of tokens of each input, `[input]`.
+    """
+    source = np.asarray(source, dtype=np.int64)
+    of_token = replace(sizes, cross_attention=False).projections + 4 * sizes.inner * source
+    return layers * source * of_token
 
 
 def generation_flops(

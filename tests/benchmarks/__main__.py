@@ -63,7 +63,7 @@ def timed(options) -> Iterator[Timed]:
                 yield table, "shapes", shapes.KEYS
     for part in [name for name in parts if name in rules.PARTS and not options.shape]:
         progress = partial(print, flush=True)
-        table = rules.run(part, options.profile, options.data, options.device, options.rounds, progress)
+        table = rules.run(part, options.profile, options.data, options.device, progress)
         if table.empty:
             print(f"{part}: nothing to time here (rivals: make retrain PROFILE={options.profile} keeps them)")
         else:

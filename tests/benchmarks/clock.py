@@ -1,6 +1,7 @@
-"""The clock of all benchmarks: contenders take turns, round by round.
+"""The clock of all benchmarks: contenders take turns, so that a busy moment of the machine hits all alike.
 
-Every ratio is taken within a round, so that a busy moment of the machine hits all contenders alike.
+Decoding is timed batch by batch: all contenders decode one batch, in random order, before any decodes the
+next. What is too short for that is timed round by round.
 """
 
 import time
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 import pandas as pd
+
+from mee_utils.analysis.statistics import Estimate, interval
 
 Result = TypeVar("Result")
 
@@ -39,6 +42,46 @@ def take_turns(
             time.sleep(pause)
             results[-1][name] = run(number)
     return results[1:]
+
+
+def in_random_order(
+    contenders: Mapping[str, Callable[[int], Result]], batches: int, seed: int = 0
+) -> list[dict[str, Result]]:
+    """What the contenders return, by name, of each batch: all of one before any of the next, in random order.
+
+    Args:
+        contenders: functions of the number of the batch, from 0; called once before with -1, to warm up.
+        batches: how many.
+        seed: of the order.
+    """
+    for run in contenders.values():
+        run(-1)
+    order = np.random.default_rng(seed)
+    names = list(contenders)
+    results = []
+    for number in range(batches):
+        results.append({})
+        for index in order.permutation(len(names)):
+            results[-1][names[index]] = contenders[names[index]](number)
+    return results
+
+
+def beside_first(amounts: np.ndarray, seconds: np.ndarray) -> Estimate:
+    """Rates beside that of the first contender, with intervals that resample batches.
+
+    Args:
+        amounts: what was made, `[batch, contender]`, such as tokens.
+        seconds: in which time, likewise.
+
+    Returns:
+        `[contender]`: amounts a second, those of the first being 1.
+    """
+
+    def ratios(weights: np.ndarray) -> np.ndarray:
+        rates = (weights @ amounts) / (weights @ seconds)
+        return rates / rates[:, :1]
+
+    return interval(ratios, len(seconds))
 
 
 def seconds_in_turns(

@@ -13,12 +13,12 @@ from mee_utils.tasks.loading import Task
 
 
 def scores(task: Task, metric: str, generations: Sequence[Sequence[Generation]]) -> pd.DataFrame:
-    """Scores the outputs of every contender but the first, full depth, with which they are compared.
+    """Scores the outputs of every contender but full depth, with which they are compared.
 
     Args:
-        task: whose inputs were decoded, every one in one round: input i in round i modulo their number.
+        task: whose inputs were decoded, batch after batch.
         metric: one that the task has.
-        generations: `[round][contender]`.
+        generations: `[batch][contender]`, full depth twice in front.
 
     Returns:
         One row a contender. `score` is the mean over outputs with an interval over them, `corpus_score` as
@@ -27,11 +27,11 @@ def scores(task: Task, metric: str, generations: Sequence[Sequence[Generation]])
     """
     by_contender = []
     for number in range(len(generations[0])):
-        generation = joined([turns[number] for turns in generations])
+        generation = joined([batch[number] for batch in generations])
         full = by_contender[0] if by_contender else None
         by_contender.append(scored(generation, task, full, metric))
     full = by_contender[0]
-    return without_draws(pd.DataFrame([_row(decoding, full, metric) for decoding in by_contender[1:]]))
+    return without_draws(pd.DataFrame([_row(decoding, full, metric) for decoding in by_contender[2:]]))
 
 
 def _row(decoding, full, metric: str) -> dict:
@@ -53,28 +53,16 @@ def _row(decoding, full, metric: str) -> dict:
     }
 
 
-def joined(rounds: Sequence[Generation]) -> Generation:
-    """The outputs of all rounds as one, in the order of the task's inputs: input i is in round i modulo n."""
-    total = sum(len(generation.texts) for generation in rounds)
-    numbers = np.concatenate([np.arange(total)[number :: len(rounds)] for number in range(len(rounds))])
-    order = np.argsort(numbers)
-
-    def in_order(name: str) -> list:
-        outputs = [output for generation in rounds for output in getattr(generation, name)]
-        return [outputs[index] for index in order]
-
-    flops_by_part = {
-        part: np.concatenate([generation.flops_by_part[part] for generation in rounds])[order]
-        for part in rounds[0].flops_by_part
-    }
+def joined(batches: Sequence[Generation]) -> Generation:
+    """The outputs of consecutive batches as one."""
+    lists = ("texts", "token_ids", "exit_layers", "confidences", "readout_rows")
     return replace(
-        rounds[0],
-        texts=in_order("texts"),
-        token_ids=in_order("token_ids"),
-        exit_layers=in_order("exit_layers"),
-        confidences=in_order("confidences"),
-        readout_rows=in_order("readout_rows"),
-        flops=np.array(in_order("flops")),
-        flops_by_part=flops_by_part,
-        seconds=sum(generation.seconds for generation in rounds),
+        batches[0],
+        **{name: [output for batch in batches for output in getattr(batch, name)] for name in lists},
+        flops=np.concatenate([batch.flops for batch in batches]),
+        flops_by_part={
+            part: np.concatenate([batch.flops_by_part[part] for batch in batches])
+            for part in batches[0].flops_by_part
+        },
+        seconds=sum(batch.seconds for batch in batches),
     )

@@ -20,7 +20,6 @@ from mee_utils.common.errors import MeeError
 from mee_utils.companion.catalogue import MAIN_MODEL, RULES
 from mee_utils.companion.experiment import Experiment
 from mee_utils.companion.inputs import weights_digest
-from mee_utils.companion.kinds import best_of_kind, family_of
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.inputs import input_ids
@@ -41,7 +40,7 @@ from mee_utils.models.costs import DecoderSizes
 
 from .clock import seconds_of, summary
 from .decoder import around, untrained_classifiers
-from .rules import BATCHES, certain, drafts_by, experiment_on, trained
+from .rules import BATCHES, drafts_by, experiment_on, timed_settings, trained
 from .workloads import PAUSE, SEED, Bench, Run, Workload, bench_of
 
 KEYS = ("profile", "part", "shape")
@@ -74,8 +73,8 @@ class Trained:
 
     @cached_property
     def kept(self) -> list[tuple[dict, Outputs]]:
-        """The cheapest setting of each family that keeps the score for certain and saves FLOPs; its exits."""
-        best = best_of_kind(certain(self.experiment.profile.name), "flops_share", kind=family_of)
+        """What keeps the score (`rules.timed_settings`) and saves FLOPs, and its exits."""
+        best = timed_settings(self.experiment.profile.name).query("flops_share < 1 and rule != 'static'")
         classifiers = trained(self.experiment, self.model, best.rule)
         options = self.settings.model_dump()
         length = self.settings.max_new_tokens

@@ -48,10 +48,16 @@ OF_NOTEBOOKS = {"notebooks", "left_out", "ablations", "rivals"}
 
 SETTINGS_OF = {  # which `results` of a profile a measurement is made with; any other with all of them
     "published_bugs": {"bug_examples", "max_new_tokens", "batch_size", "top_k", "first_k", "least_k"},
+    "inputs": {"validation", "test"},
     "learning": {"learning_tokens", "examples"},
     "learned_from": {"examples", "max_new_tokens", "min_layer", "top_k"},
 }
-MADE_BY = {"published_bugs": "companion/published_bugs.py", "learning": None, "learned_from": None}
+MADE_BY = {
+    "published_bugs": "companion/published_bugs.py",
+    "inputs": None,
+    "learning": None,
+    "learned_from": None,
+}
 
 
 def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -15,9 +15,9 @@ from ..profiles import Profile
 
 ALL = "all"
 CLASSIFIERS = ("classifiers", "further_classifiers")
-OF_ALL_TASKS = ("learning", "learned_from", "published_bugs")  # of the main model
+OF_ALL_TASKS = ("inputs", "learning", "learned_from", "published_bugs")  # of the main model
 MEASUREMENTS = ("settings", "survey", "oracle", "fresh", *OF_ALL_TASKS)
-RETRAININGS = ("seeds", "rivals", "ablations")
+RETRAININGS = ("seeds", "rivals", "right_sized", "ablations")
 KINDS = ("model", "trace", *CLASSIFIERS, *MEASUREMENTS, *RETRAININGS, "tables")  # of the command `job`
 
 
@@ -29,8 +29,8 @@ class Job:
         trace: the model's own output on a task, for all notebooks.
         classifiers, further_classifiers: exit classifiers of a model, with the first seed or with the others.
         settings, survey, oracle, fresh and those of `OF_ALL_TASKS`: measurements (`companion.measure`).
-        seeds, rivals, ablations: trainings beside the shipped models; `model` names the backbone, the rival
-            (`vanilla` too, with which the others are compared) or the ablation.
+        seeds, rivals, right_sized, ablations: trainings beside the shipped models; `model` names the
+            backbone, the rival (`vanilla` too, with which the others are compared) or the ablation.
     """
 
     kind: str
@@ -165,5 +165,10 @@ def retrainings(profile: Profile) -> list[Job]:
             Job("rivals", name, seed=first + number)
             for name in ("vanilla", *profile.shallow_decoders)
             for number in range(profile.rivals.seeds)
+        ]
+        jobs += [
+            Job("right_sized", name, seed=first + number)
+            for name in profile.right_sized
+            for number in range(profile.rivals.right_sized_seeds)
         ]
     return jobs + [Job("ablations", name, seed=first) for name in profile.ablation_runs]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...analysis.statistics import Comparison, Estimate
 from ..catalogue import CALM_RULES, MEE_RULES, SEVERAL_LAYERS
-from ..statement import Rows, Statement, Timing, statement, statement_from_each_start, surely_positive
+from ..statement import Rows, Statement, Timing, statement, statement_from_each_start
 
 
 def cheapest(equal: Rows, *rules: str) -> Estimate:
@@ -147,8 +147,8 @@ def mees_measures_are_better_at_equal_loss(results):
     "several layers that keep quality are faster",
     source="MEE blog, open question 1",
     quote=(
-        "Some rule over several layers keeps 99 % of the score and emits more tokens a second than full "
-        "depth."
+        "The cheapest rule over several layers that reliably keeps 99 % of the score emits more tokens a "
+        "second than full depth."
     ),
     published="open",
     judged_by="time",
@@ -156,10 +156,7 @@ def mees_measures_are_better_at_equal_loss(results):
 )
 def several_layers_that_keep_quality_are_faster(results):
     several = Timing.of(results.answer, rule=list(SEVERAL_LAYERS), batch=1)
-    fastest = several.at(several.tokens.argmax())
-    least = several.lowest.max() - 1
-    most = several.highest.max() - 1
-    return f"the fastest (batch 1): {fastest}", surely_positive(least, most)
+    return f"the cheapest (batch 1): {several}", several.gain() > 0
 
 
 @statement_from_each_start(
@@ -173,9 +170,7 @@ def several_layers_that_keep_quality_are_faster(results):
 def mee_is_slower(results, layer):
     published = {"rule": list(MEE_RULES), "threshold": 0.9, "min_layer": layer, "batch": 32}
     times = Timing.of(results.published_times, **published)
-    least = 1 - np.median(times.highest)
-    most = 1 - np.median(times.lowest)
-    return f"batch 32, of full depth: {times}", surely_positive(least, most)
+    return f"batch 32, of full depth: {times}", times.middle.gain() < 0
 
 
 @statement(

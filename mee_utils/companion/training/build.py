@@ -21,7 +21,7 @@ from ...common.errors import check_choice
 from ...tasks.loading import load_lesson
 from .. import inputs
 from ..inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
-from ..profiles import BaseSettings, Checkpoint, Profile, Stage
+from ..profiles import BackboneSettings, BaseSettings, Checkpoint, Profile, Stage
 from ..results import build_root, staged
 from ..running.digests import digest_of
 from . import loop
@@ -116,6 +116,11 @@ def measured_in(profile: Profile) -> str:
     return "float32" if profile.dtype == "float64" else profile.dtype
 
 
+def objective_of(recipe: BackboneSettings) -> Objective:
+    """The training objective that a recipe names."""
+    return Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
+
+
 @dataclass(frozen=True)
 class ModelBuilder:
     """Makes the models of one profile.
@@ -198,8 +203,8 @@ class ModelBuilder:
         if isinstance(recipe, BaseSettings):
             return self.train_from_scratch(name, recipe.stages, seed, folder, settings.shape.model_dump())
         network = inputs.load_profile_model(self.profile, settings.start(name), "float32").network
-        objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
-        return network, self.train_stage(name, network, recipe, seed, folder / "stage-1", objective)
+        stage = self.train_stage(name, network, recipe, seed, folder / "stage-1", objective_of(recipe))
+        return network, stage
 
     def train_from_scratch(
         self,

@@ -28,12 +28,14 @@ from ..running.jobs import RETRAININGS, Job, folder_of, retrainings
 from .build import DEPTH, new_builder, work_folder
 from .model_manifest import by_form
 from .muon import RATES_FROM_SCRATCH
+from .right_sized import exits_of_right_sized
 from .rivals import load_rival, rival_folder
 
 # What seeds are compared at, and on how many examples.
 RULE = "fixed"
 THRESHOLD = 0.9
 EXAMPLES = 200
+WITHOUT_EXAMPLES = ("right_sized", "ablations")  # kinds whose examples are not stored
 OF_TRAINING = ["task", "model", "seed"]  # what identifies a row of the seeds and of the rivals
 
 
@@ -41,8 +43,8 @@ def run(profile: Profile, job: Job) -> Path:
     """Trains and measures one; keeps its rows, and its examples at full depth beside them."""
     if job not in retrainings(profile):
         raise MeeError(f'Profile {profile.name} retrains no {job.kind} "{job.model}", seed {job.seed}.')
-    if job.kind == "ablations":
-        rows = _ablation_rows(profile, job)
+    if job.kind in WITHOUT_EXAMPLES:
+        rows = {"ablations": _ablation_rows, "right_sized": exits_of_right_sized}[job.kind](profile, job)
     else:
         rows, examples = _rows_and_examples(profile, job)
         with complete_file(_examples_path(profile, job)) as path:
@@ -89,6 +91,9 @@ def _recipe(profile: Profile, job: Job) -> dict:
     if job.model in profile.shallow_decoders:
         layers = {"decoder_layers": profile.shallow_decoders[job.model]}
         return profile.training.recipe("vanilla").model_dump() | layers
+    if job.model in profile.right_sized:
+        layers = {"decoder_layers": profile.right_sized[job.model]}
+        return profile.training.recipe("calm").model_dump() | layers
     return profile.training.recipe(job.model).model_dump()
 
 
@@ -120,7 +125,7 @@ def _all_examples(profile: Profile, jobs: list[Job]) -> pd.DataFrame:
     stored = read_full_depth(profile.name)
     tables = []
     for job in jobs:
-        if job.kind == "ablations":
+        if job.kind in WITHOUT_EXAMPLES:
             continue
         path = _examples_path(profile, job)
         table = pd.read_parquet(path) if path.exists() else _of_job(stored[stored.kind == job.kind], job)

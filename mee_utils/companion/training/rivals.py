@@ -4,7 +4,8 @@ A decoder of fewer layers saves for every token what exits save for some (Kasai 
 shallow decoder"). Each rival starts from `base`, as `vanilla` does: from its whole encoder, and from some
 layers of its decoder. Then it is trained like `vanilla`: the same examples, batches and learning rate. Which
 layers it starts with is decided by two short trainings (`mini.kept_layers`): the one with the lower
-cross-entropy on the examples for choices wins.
+cross-entropy on the examples for choices wins. The decoder of the right size is trained like `calm` in
+place of `vanilla`, so that tokens may exit from it too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .. import inputs
 from ..profiles import BackboneSettings, Profile
 from ..results import staged
 from ..running.jobs import Job, folder_of
-from .build import ModelBuilder, new_builder
+from .build import ModelBuilder, new_builder, objective_of
 from .loop import LearningCurve
 from .mini import STARTS, kept_layers, with_decoder_layers
 from .model_manifest import write_manifest
@@ -52,12 +53,13 @@ def load_rival(profile: Profile, job: Job) -> Model:
 def _train(profile: Profile, job: Job, folder: Path) -> None:
     """Trains a rival and keeps its weights. An interrupted training goes on from its last checkpoint."""
     builder = new_builder(profile)
-    layers = profile.shallow_decoders[job.model]
-    recipe = profile.training.recipe("vanilla")
+    layers = _layers(profile, job)
+    recipe = profile.training.recipe("calm" if job.model in profile.right_sized else "vanilla")
     trials = {start: _trial(builder, job, start, recipe, folder.parent / start) for start in STARTS}
     start = min(trials, key=trials.get)
     network = _untrained(profile, layers, start)
-    curve = builder.train_stage(job.model, network, recipe, job.seed, folder.parent / "training")
+    training = folder.parent / "training"
+    curve = builder.train_stage(job.model, network, recipe, job.seed, training, objective_of(recipe))
     with staged(folder) as partial:
         builder.save_weights(network, partial, profile.dtype)
         content = {
@@ -74,17 +76,23 @@ def _train(profile: Profile, job: Job, folder: Path) -> None:
 
 def _trial(builder: ModelBuilder, job: Job, start: str, recipe: BackboneSettings, folder: Path) -> float:
     """The lowest held-out cross-entropy, in nats a token, of a short training from a start."""
-    layers = builder.profile.shallow_decoders[job.model]
+    layers = _layers(builder.profile, job)
     network = _untrained(builder.profile, layers, start)
     few = {task: max(1, count // TRIAL) for task, count in recipe.examples.items()}
     short = recipe.model_copy(update={"examples": few})
-    curve = builder.train_stage(f"{job.model}, {start}", network, short, job.seed, folder)
+    name = f"{job.model}, {start}"
+    curve = builder.train_stage(name, network, short, job.seed, folder, objective_of(recipe))
     return lowest_cross_entropy(curve)
 
 
 def lowest_cross_entropy(curve: LearningCurve) -> float:
     """The lowest cross-entropy of the last layer in a training, the state before its first step left out."""
     return min(row["cross_entropy"][-1] for row in curve.layer_cross_entropy if row["step"] > 0)
+
+
+def _layers(profile: Profile, job: Job) -> int:
+    """How many layers the decoder of a rival has."""
+    return (profile.shallow_decoders | profile.right_sized)[job.model]
 
 
 def _untrained(profile: Profile, layers: int, start: str):
