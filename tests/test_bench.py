@@ -274,19 +274,20 @@ def test_what_belongs_to_no_profile_is_timed_with_small(profile, monkeypatch):
         done.append(part)
         return pd.DataFrame({"part": [part]})
 
-    for module in (decoder, shapes, rules):
+    for module in (decoder, rules):
         monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(shapes, "run", lambda *_: run("shapes"))
     options = {"profile": profile, "data": None, "shape": [], "part": [], "rounds": 1}
     options |= {"device": "cpu", "no_compiling": False}
     assert list(timed(SimpleNamespace(**options)))
-    expected = [*decoder.PARTS, *shapes.PARTS] if profile == "small" else [*shapes.PARTS]
+    expected = [*decoder.PARTS, "shapes"] if profile == "small" else ["shapes"]
     assert done == expected * len(workloads.WORKLOADS) + [*rules.PARTS]
 
 
 def test_of_ready_models_is_timed_what_needs_no_rules_and_a_line_says_what_is_not(capsys):
     assert parts_of("paper_published") == ["reductions", "exits"]
     (line,) = capsys.readouterr().out.splitlines()
-    assert 'has no model "calm"' in line and line.endswith("drafts, rivals.") and "lossy shapes" in line
+    assert 'has no model "calm"' in line and line.endswith("drafts, rivals.") and "shapes" in line
     assert "published" in parts_of("paper") and not capsys.readouterr().out
 
 
@@ -420,8 +421,8 @@ def test_full_depth_is_timed_twice_and_not_for_each_plan_that_drafts_nothing(mon
     task = SimpleNamespace(inputs=["a"] * 40)
     setting = rules.Setting(model, task, None, [None, "policy", None], 8, 8)
     generations = rules.timed(setting)
-    assert len(generations) == rules.LEAST_BATCHES and {len(batch) for batch in generations} == {5}
-    assert decoded.count(None) == 2 * decoded.count("policy") == 2 * (1 + rules.LEAST_BATCHES)
+    assert len(generations) == 20 and {len(batch) for batch in generations} == {5}
+    assert decoded.count(None) == 2 * decoded.count("policy") == 2 * (1 + 20)
     assert rules.speeds(generations).speed.tolist() == [1.0, 2.0, 1.0]
 
 
@@ -528,27 +529,33 @@ def test_a_played_rule_that_counts_layers_listens_to_the_script_too(tiny):
     assert np.array_equal(rows[0].exit_layers, exits[0])
 
 
-@pytest.mark.parametrize("part", list(shapes.PARTS))
-def test_shapes_are_timed_with_what_the_trained_models_did(monkeypatch, part):
-    monkeypatch.setattr(shapes, "BATCHES", (1,))
-    monkeypatch.setattr(shapes, "TOKENS", {1: 6})
+def test_shapes_are_timed_with_what_the_trained_models_did(monkeypatch):
+    monkeypatch.setattr(shapes, "BATCHES", (1, 2))
+    monkeypatch.setattr(shapes, "TOKENS", {1: 6, 2: 6})
+    monkeypatch.setattr(shapes, "SCRIPTS", {1: 3, 2: 3})
+    monkeypatch.setattr(shapes, "fastest", lambda bench, batch, plans: plans[0])
     workload = replace(TINY, sizes=replace(SIZES, layers=12))
-    found = shapes.run(part, "small", None, workload, 1)
-    assert {"speed", "lowest", "highest", "shape", "weights"} <= set(found) and (found.speed > 0).all()
+    found = shapes.run("small", None, workload)
+    assert {*shapes.KEYS, *AGAIN, "low", "high", "weights"} <= set(found) and (found.speed > 0).all()
     assert set(found.task) == {"question_answering", "summarization", "translation"}
+    alone, in_batches = found[found.batch == 1], found[found.batch == 2]
+    assert {"fixed layer", "verified", "one layer"} <= set(alone.kind)
+    assert set(in_batches.kind) == {"fixed layer", "verified", "pruned"}
+    assert not found.duplicated(list(shapes.KEYS)).any()
 
 
 def test_shallow_shapes_are_refused():
     with pytest.raises(MeeError, match="tiny has fewer layers"):
-        shapes.run("lossy shapes", "small", None, TINY, 1)
+        shapes.run("small", None, TINY)
 
 
 def test_the_mini_shape_has_the_sizes_of_the_profiles_own_models(monkeypatch):
     """There the simulation can be compared with the models themselves."""
     timed = []
-    monkeypatch.setitem(shapes.PARTS, "lossy shapes", lambda model, bench: timed.append(bench.workload) or [])
+    none = pd.DataFrame({"speed": []})
+    monkeypatch.setattr(shapes, "timings", lambda model, bench: timed.append(bench.workload) or [none])
     mini = replace(workloads.WORKLOADS["mini"], sizes=replace(SIZES, layers=30))
-    assert shapes.run("lossy shapes", "small", None, mini, 1).empty, "a profile may have nothing to time"
+    assert shapes.run("small", None, mini).empty, "a profile may have nothing to time"
     assert timed[0].sizes == workloads.SHAPES["mini"]
 
 

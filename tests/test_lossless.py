@@ -1,14 +1,12 @@
 """What is counted of verified exits is what decoding does."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import INPUTS, LENGTH
 from test_verify import agreeing
 
 from mee_utils import ExitPolicy, Task, generate, trace
 from mee_utils.analysis import lossless
-from mee_utils.companion import result_tables
 from mee_utils.traces.replay import replay_policy
 
 
@@ -53,21 +51,3 @@ def test_a_policy_is_compared_with_itself_unverified(model):
     )
     scores = [np.mean(task.score_examples(found.texts)["bleu"]) for found in (plain, full)]
     assert row.kept_unverified == pytest.approx(scores[0] / scores[1])
-
-
-def test_the_fastest_of_each_kind_stands_for_it(tmp_path):
-    rows = [
-        ("lossy shapes", "softmax_margin", 1.5),
-        ("lossy shapes", "lstm", 1.2),
-        ("lossy shapes", "linear", 1.7),
-    ]
-    rows += [("lossless shapes", "softmax_margin", 1.3), ("lossless shapes", "CTranslate2", 9.0)]
-    table = pd.DataFrame(rows, columns=["part", "rule", "speed"])
-    table = table.assign(processor="A", profile="small", batch=1, shape="mini", task="translation")
-    table.loc[4, "task"] = None
-    table.assign(lowest=table.speed - 0.1, highest=table.speed + 0.2).to_csv(tmp_path / "shapes.csv")
-    found = result_tables.fastest_by_shape(tmp_path)
-    best = found.set_index("kind").speed.to_dict()
-    assert best == {"unverified, one layer": 1.7, "unverified, several layers": 1.2, "verified": 1.3}
-    assert found.low.tolist() == found.lowest.tolist() and found.high.tolist() == found.highest.tolist()
-    assert result_tables.fastest_by_shape(tmp_path / "elsewhere").empty

@@ -30,7 +30,7 @@ from matplotlib import pyplot
 from mee_utils.companion import result_tables
 from mee_utils.companion.results import Run
 run = Run("90_trial", profile, {})
-wanted = pd.DataFrame({"task": ["translation"], "model": ["calm"]})
+wanted = pd.DataFrame({"kind": ["verified"], "task": ["translation"], "model": ["calm"]})
 print("t", len(result_tables.read_timings("verified", wanted, profile)))
 
 # %%
@@ -226,21 +226,20 @@ def test_a_timing_that_a_notebook_reads_is_an_input(run, tmp_path, monkeypatch):
 def test_what_was_not_timed_or_retrained_then_is_seen_when_it_comes(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     run = results.Run("measured", "nobody", {}, tmp_path / "nobody/measured")
-    assert (
-        result_tables.fastest_by_shape(tmp_path).empty
-        and result_tables.read_retrained("nobody", "seeds").empty
-    )
+    assert result_tables.read_retrained("nobody", "seeds").empty
+    nothing = pd.DataFrame(columns=result_tables.KEYS)
+    assert result_tables.read_timings("drafts", nothing, "nobody", folder=tmp_path).empty
     run.save_table(pd.DataFrame({"t": [1.0]}), "t")
     run.finish()
     profile = PROFILE.model_copy(update={"name": "nobody"})
     monkeypatch.setattr(freshness, "BENCH", tmp_path)
     assert freshness.stored_result_changes(profile, "measured") == []
-    (tmp_path / "shapes.csv").write_text("speed\n1\n")
+    (tmp_path / "drafts.csv").write_text("speed\n1\n")
     other = results.Run("retrained", "nobody", {}, tmp_path / "nobody/retrained")
     other.save_table(pd.DataFrame({"t": [1.0]}), "seeds")
     other.finish()
     assert freshness.stored_result_changes(profile, "measured") == [
-        "results bench/shapes.csv",
+        "results bench/drafts.csv",
         "results retrained",
     ]
     assert [name for name, _ in status.states(profile)][:2] == ["measured", "retrained"]

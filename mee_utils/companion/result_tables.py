@@ -12,7 +12,7 @@ from ..analysis.beside_full import QUANTITIES, VALUES, beside_full, result_rows
 from ..analysis.statistics import DRAWS, Estimate
 from ..common.errors import MeeError
 from ..common.files import ROOT
-from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
+from .catalogue import MAIN_MODEL
 from .profiles import profile_name
 from .results import READ, manifest_of, output_root
 from .running.digests import digest_of, file_digest
@@ -32,7 +32,6 @@ LOSES_IT = "does not keep it"
 UNDECIDED = "undecided"
 EXITS = "best exit rules"  # their kind in 08's table `rivals`
 KEYS = ["task", "model", "rule", "threshold"]
-RANGE = ["lowest", "highest"]
 AGAIN = ["again", "again_low", "again_high"]  # full depth against itself: what the clock can resolve
 SPEED = ["batch", "speed", "low", "high", *AGAIN]
 SAMPLES = ["samples_speed", "samples_low", "samples_high", "samples_per_second", "tokens_per_second"]
@@ -48,7 +47,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
     "published": ("published", [*KEYS, "min_layer", "decoder"], [*SPEED, *SAMPLES, *OF_OUTPUTS]),
     "drafts": ("drafts", KEYS, SPEED),
     "rivals": ("rivals", ["task", "model", "decoder_layers"], [*SPEED, *SAMPLES]),
-    "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
+    "one decision": ("decoder", ["shape", "what"], ["median", "lowest", "highest"]),
 }
 
 
@@ -298,7 +297,8 @@ def read_timings(
 ) -> pd.DataFrame:
     """The settings in `wanted` that were timed (thresholds: to eight decimals); one row a batch size.
 
-    `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
+    `speed` is tokens a second, full depth being 1, with its interval `low` to `high` (those of `wanted` are
+    left out); `again` is full depth against itself, `samples_speed` samples a second; `median` is in layers.
     "one decision" is timed on random weights and belongs to no profile. All are of the one machine that timed
     most of them (`attrs["processor"]`); with `complete`, there are none unless it timed every setting. It is
     a CPU unless the part was timed for this profile on GPUs alone.
@@ -312,6 +312,7 @@ def read_timings(
     if "threshold" in keys:
         wanted = _rounded_thresholds(wanted)
         stored = _rounded_thresholds(stored)
+    wanted = wanted[[name for name in wanted if name not in values]]
     timings = one_machine(wanted.merge(stored[["processor", *keys, *values]], on=keys))
     timings.attrs["processor"] = "".join(timings.pop("processor").unique())
     is_complete = len(timings[keys].drop_duplicates()) >= len(wanted)
@@ -337,21 +338,3 @@ def outputs_to_repay(timed: pd.DataFrame) -> pd.Series:
     faster = timed[timed.rule.notna() & (timed.samples_speed > 1)]
     saved = (faster.samples_speed - 1) / faster.samples_per_second  # seconds per output
     return faster.planning_seconds / saved
-
-
-def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
-    """What exits would cost in decoders of other sizes, simulated: the fastest `kind` of each profile, task,
-    shape and batch; `real` comes first.
-
-    A kind is "verified", or unverified exits whose rule sees several layers, or one. No rows: not timed.
-    """
-    by = ["profile", "task", "shape", "batch", "kind"]
-    times = _timed(folder / "shapes.csv", ["processor", "part", "rule", "speed", *RANGE, *by])
-    times = times.dropna(subset="task")
-    by_profile = [one_machine(rows) for _, rows in times.groupby("profile")]
-    times = pd.concat(by_profile) if by_profile else times
-    layers_seen = times.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
-    unverified = "unverified, " + layers_seen
-    times = times.assign(kind=unverified.where(times.part == "lossy shapes", "verified"))
-    best = times.sort_values("speed", ascending=False, kind="stable").drop_duplicates(by).sort_values(by)
-    return best.assign(low=best.lowest, high=best.highest).reset_index(drop=True)

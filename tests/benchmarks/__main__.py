@@ -22,7 +22,8 @@ from mee_utils.models.checkpoints import find_device
 from . import decoder, rules, shapes, tables
 from .workloads import WORKLOADS
 
-PARTS = [*decoder.PARTS, *shapes.PARTS, *rules.PARTS]
+SHAPES = "shapes"
+PARTS = [*decoder.PARTS, SHAPES, *rules.PARTS]
 Timed = tuple[pd.DataFrame, str, Sequence[str]]  # a table, its file's name, and what identifies its lines
 
 
@@ -43,7 +44,7 @@ def parts_of(profile: str) -> list[str]:
     A line says which parts are left out.
     """
     if MAIN_MODEL not in load_profile(profile).training.backbones:
-        left_out = [name for name in (*shapes.PARTS, *rules.PARTS) if name not in rules.OF_ANY_MODELS]
+        left_out = [name for name in (SHAPES, *rules.PARTS) if name not in rules.OF_ANY_MODELS]
         print(f'Profile {profile} has no model "{MAIN_MODEL}": left out are {", ".join(left_out)}.')
         return list(rules.OF_ANY_MODELS)
     return [name for name in PARTS if profile == "small" or name not in decoder.PARTS]
@@ -59,8 +60,7 @@ def timed(options) -> Iterator[Timed]:
             if part in decoder.PARTS:
                 yield decoder.run(part, workload, options.rounds), "decoder", decoder.KEYS
             else:
-                table = shapes.run(part, options.profile, options.data, workload, options.rounds)
-                yield table, "shapes", shapes.KEYS
+                yield shapes.run(options.profile, options.data, workload), SHAPES, shapes.KEYS
     for part in [name for name in parts if name in rules.PARTS and not options.shape]:
         progress = partial(print, flush=True)
         table = rules.run(part, options.profile, options.data, options.device, progress)

@@ -60,6 +60,7 @@ def joined(batches: Sequence[Generation]) -> Generation:
         batches[0],
         **{name: [output for batch in batches for output in getattr(batch, name)] for name in lists},
         flops=np.concatenate([batch.flops for batch in batches]),
+        encoder_flops=np.concatenate([batch.encoder_flops for batch in batches]),
         flops_by_part={
             part: np.concatenate([batch.flops_by_part[part] for batch in batches])
             for part in batches[0].flops_by_part

@@ -11,6 +11,7 @@ short answers.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from mee_utils.common.errors import MeeError
 from mee_utils.companion.catalogue import MAIN_MODEL, RULES
 from mee_utils.companion.experiment import Experiment
 from mee_utils.companion.inputs import weights_digest
+from mee_utils.companion.kinds import FIXED, VERIFIED
+from mee_utils.companion.result_tables import AGAIN
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.inputs import input_ids
@@ -38,16 +41,19 @@ from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.costs import DecoderSizes
 
-from .clock import seconds_of, summary
+from .clock import beside_first, in_random_order, seconds_of
 from .decoder import around, untrained_classifiers
-from .rules import BATCHES, drafts_by, experiment_on, timed_settings, trained
-from .workloads import PAUSE, SEED, Bench, Run, Workload, bench_of
+from .rules import BATCHES, drafts_by, experiment_on, policies_of, timed_settings
+from .workloads import SEED, Bench, Run, Workload, bench_of
 
-KEYS = ("profile", "part", "shape")
+KEYS = ("profile", "shape", "task", "batch", "kind", "rule", "threshold")
 EXAMPLES = 64  # outputs of each task that are played
-TOKENS = {1: 48, 8: 16, 32: 12}  # batch -> tokens that each row plays
-TRIAL_SEED = 1
-CONFIRMING_SEED = 2
+TOKENS = {1: 24, 8: 16, 32: 12}  # batch -> tokens that each row plays
+SCRIPTS = {1: 24, 8: 16, 32: 12}  # batch -> how often, each time other outputs
+IN_BATCHES = (FIXED, "pruned", VERIFIED)  # kinds that are played in batches too
+LAYERS = (6, 11)  # of twelve, at which tokens exit from fixed layers
+TRIAL_SEED = 1001
+CONFIRMING_SEED = 1002
 
 
 # ---- what the trained model does
@@ -72,21 +78,23 @@ class Trained:
         self.tasks = experiment.tasks(EXAMPLES)
 
     @cached_property
-    def kept(self) -> list[tuple[dict, Outputs]]:
-        """What keeps the score (`rules.timed_settings`) and saves FLOPs, and its exits."""
-        best = timed_settings(self.experiment.profile.name).query("flops_share < 1 and rule != 'static'")
-        classifiers = trained(self.experiment, self.model, best.rule)
-        options = self.settings.model_dump()
+    def decided_alone(self) -> list[tuple[dict, Outputs]]:
+        """What keeps the score (`rules.timed_settings`), and two fixed layers, with their exits."""
+        settings = timed_settings(self.experiment.profile.name)
+        layers = [round(layer / 12 * self.model.layers) for layer in LAYERS]
+        fixed = pd.DataFrame(product(self.tasks, layers), columns=["task", "threshold"])
+        fixed = fixed.assign(kind=FIXED, rule="static")
+        rows = pd.concat([fixed, settings[settings.rule != "static"]])
+        policies = policies_of(self.experiment, self.model, rows)
         length = self.settings.max_new_tokens
-        kept = []
-        for row in best.itertuples():
-            policy = RULES[row.rule].policy(row.threshold, options, classifiers)
+        played = []
+        for row, policy in zip(rows.itertuples(), policies, strict=True):
             inputs = self.tasks[row.task].inputs
             exits = generate(self.model, inputs, policy, max_new_tokens=length).exit_layers
-            labels = {"task": row.task, "rule": row.rule, "threshold": row.threshold}
+            labels = {"task": row.task, "kind": row.kind, "rule": row.rule, "threshold": row.threshold}
             labels["depth"] = float(np.concatenate(exits).mean() / self.model.layers)
-            kept.append((labels, Outputs(exits, [exit > 0 for exit in exits], self.model.layers)))
-        return kept
+            played.append((labels, Outputs(exits, [exit > 0 for exit in exits], self.model.layers)))
+        return played
 
     @cached_property
     def states(self) -> dict[str, FullDepthStates]:
@@ -218,7 +226,7 @@ class Drafting(NamedTuple):
         return verified(bench, played(self.setting.policy, script, bench, self.drafts.depth), script)
 
     def labels(self) -> dict:
-        """What the table says of it."""
+        """What the table says of it; `depth` is where the first draft may be made."""
         policy = self.setting.policy
         first, *_ = policy.exit_layers or [policy.min_layer]
         return {
@@ -245,54 +253,67 @@ def fastest(bench: Bench, batch: int, settings: list[Drafting]) -> Drafting | No
     return settings[best] if speedup >= MIN_SPEEDUP else None
 
 
-# ---- the parts
+# ---- the part
 
 
-def lossy(model: Trained, bench: Bench) -> Iterator[dict]:
-    """The cheapest setting of each family of rules that keeps the score for certain, one output at a time."""
+class Contender(NamedTuple):
+    """One line of the table, and what it runs for the outputs that a seed puts in order."""
+
+    labels: dict
+    run: Callable[[int], Run]
+
+
+def contenders(model: Trained, bench: Bench, batch: int, task: str, plans: list[Drafting]) -> list[Contender]:
+    """What is played of a task at a batch size: exits that decide alone, and verified ones, if they pay."""
     untrained = untrained_classifiers(bench)
     options = model.settings.model_dump()
-    runs = {"full depth": bench.ours(1, tokens=TOKENS[1])}
-    for number, (labels, outputs) in enumerate(model.kept):
+    size = batch, TOKENS[batch]
+
+    def of_rule(labels: dict, outputs: Outputs) -> Contender:
         policy = RULES[labels["rule"]].policy(labels["threshold"], options, untrained)
-        script = Script.of(outputs, bench, (1, TOKENS[1]))
-        runs[number] = bench.ours(1, played(policy, script, bench, outputs.depth), TOKENS[1])
-    bench.take_threads()
-    seconds = bench.times(runs)
-    for number, (labels, _) in enumerate(model.kept):
-        yield labels | {"batch": 1, "values": seconds["full depth"] / seconds[number]}
+
+        def run(seed: int) -> Run:
+            script = Script.of(outputs, bench, size, seed)
+            return bench.ours(batch, played(policy, script, bench, outputs.depth), TOKENS[batch])
+
+        return Contender(labels, run)
+
+    wanted = [each for each in model.decided_alone if each[0]["task"] == task]
+    if batch > 1:
+        wanted = [each for each in wanted if each[0]["kind"] in IN_BATCHES]
+    found = [of_rule(*each) for each in wanted]
+    chosen = fastest(bench, batch, plans)
+    if chosen:
+        labels = {"task": task, "kind": VERIFIED} | chosen.labels()
+        found.append(Contender(labels, lambda seed: chosen.run(bench, batch, seed)))
+    return found
 
 
-def lossless(model: Trained, bench: Bench) -> Iterator[dict]:
-    """Drafts planned for this size by what the trained model predicts and a trial here; 1 without drafts."""
+def timings(model: Trained, bench: Bench) -> Iterator[pd.DataFrame]:
+    """A table for each batch size and task."""
     length = model.settings.max_new_tokens
-    settings = {}
+    plans = {}
     for task, states in model.states.items():
         ranked, _ = rank_settings(model.model, states, default_policies(), length, bench.workload.sizes)
-        settings[task] = [Drafting(one, model.drafts(task, one.policy)) for one in worth_timing(ranked)]
+        plans[task] = [Drafting(one, model.drafts(task, one.policy)) for one in worth_timing(ranked)]
     bench.take_threads()
-    for batch in BATCHES:
-        runs = {"full depth": bench.ours(batch, tokens=TOKENS[batch])}
-        rows = {}
-        for task in settings:
-            chosen = fastest(bench, batch, settings[task])
-            rows[task] = {"task": task, "model": MAIN_MODEL, **(chosen.labels() if chosen else {})}
-            if chosen:
-                runs[task] = chosen.run(bench, batch)
-        seconds = bench.times(runs, pause=PAUSE)
-        for task, row in rows.items():
-            speed = seconds["full depth"] / seconds[task] if task in runs else [1.0]
-            yield row | {"batch": batch, "values": speed}
+    for batch, task in product(BATCHES, plans):
+        compared = contenders(model, bench, batch, task, plans[task])
+        full = Contender({}, lambda seed, batch=batch: bench.ours(batch, tokens=TOKENS[batch]))
+        runs = {
+            number: lambda seed, one=one: seconds_of(one.run(seed), bench.device)
+            for number, one in enumerate([full, full, *compared])
+        }
+        seconds = pd.DataFrame(in_random_order(runs, SCRIPTS[batch]))[list(runs)].to_numpy()
+        speed = beside_first(np.ones_like(seconds), seconds)
+        rows = pd.DataFrame({"speed": speed.value, "low": speed.low, "high": speed.high})
+        again = dict(zip(AGAIN, rows.loc[1], strict=True))
+        labels = pd.DataFrame([one.labels for one in compared]).assign(batch=batch)
+        yield labels.join(rows[2:].reset_index(drop=True)).assign(**again, batches=SCRIPTS[batch])
 
 
-PARTS: dict[str, Callable[[Trained, Bench], Iterator[dict]]] = {
-    "lossy shapes": lossy,
-    "lossless shapes": lossless,
-}
-
-
-def run(part: str, profile: str, data: str | None, workload: Workload, rounds: int) -> pd.DataFrame:
-    """A row a setting, task and batch of one of `PARTS`: `speed`, `lowest` and `highest`, full depth being 1.
+def run(profile: str, data: str | None, workload: Workload) -> pd.DataFrame:
+    """A row a setting, task and batch: `speed` with its interval, full depth being 1, and `again`.
 
     The shape "mini" stands for the sizes of the profile's own models: how good the simulation is.
 
@@ -306,11 +327,9 @@ def run(part: str, profile: str, data: str | None, workload: Workload, rounds: i
     if workload.sizes.layers < model.model.layers:
         few = f"{workload.shape} has fewer layers than the models of {profile}"
         raise MeeError(f"{few}: time another shape.")
-    bench = bench_of(replace(workload, agreeing=part == "lossless shapes"), rounds)
-    return summary(PARTS[part](model, bench), "speed").assign(
-        against="full depth",
+    bench = bench_of(replace(workload, agreeing=True), 1)
+    return pd.concat(timings(model, bench), ignore_index=True).assign(
         profile=model.experiment.profile.name,
-        part=part,
         shape=workload.shape,
         weights=weights_digest(model.experiment.profile, MAIN_MODEL)[:12],
     )

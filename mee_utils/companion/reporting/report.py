@@ -143,7 +143,8 @@ def _of_models() -> dict[str, str]:
         "shallow_layers": str(shallow.decoder_layers.iloc[0]),
         "shallow_keeps": percent(shallow.kept.mean()),
         "shallow_keeps_least": percent(shallow.kept.min()),
-        "shallow_flops": percent(shallow.relative_flops.mean()),
+        "shallow_flops": percent(shallow.flops.mean()),
+        "shallow_whole": percent(shallow.whole.mean()),
         "shallow_speed": span(speed, "{:.2f}".format),
         "later_by_similarity": f"{later.settled_from.mean_similarity:.1f}",
         "later_by_loss": f"{later.settled_from.loss:.1f}",
@@ -171,6 +172,7 @@ def _of_decisions() -> dict[str, str]:
         "area_states": f"{area[['hidden', 'three_hidden', 'lstm']].max():.3f}",
         "oracle_keeps": percent(oracle.oracle.mean(), 1),
         "oracle_flops": percent(oracle.flops_share.mean()),
+        "oracle_charged": percent(oracle.charged_flops.mean()),
         "oracle_loss": percent(copied.consistency_loss.max()),
     }
 
@@ -180,22 +182,27 @@ def _of_exits() -> dict[str, str]:
     points = real("08_results/score_against_flops", model=MAIN_MODEL)
     points = points[(points.retained >= QUALITY) & ~points.rule.isin(["full_depth", "oracle", "static"])]
     least = points.groupby("task").flops_share.min().clip(upper=1)
+    least_whole = points.groupby("task").whole_share.min().clip(upper=1)
     certain = real("08_results/at_99_percent")
     saving = certain[(certain.verdict == KEEPS_IT) & (certain.flops_share < 1)]
-    reliable = saving[saving.rule != "static"].groupby("task").flops_share.min()
+    rules = saving[saving.rule != "static"].groupby("task")
+    reliable, whole = rules.flops_share.min(), rules.whole_share.min()
     of_vanilla = real("08_results/kept_of_vanilla").query("rule != 'static'")
     keeping = of_vanilla[(of_vanilla.of_vanilla_low >= QUALITY) & (of_vanilla.flops_share < 1)]
     exits = real("08_results/rivals").query(
         "kind == 'best exit rules' and kept >= 0.99 and relative_flops < 1"
     )
-    lossless = pd.read_csv(BENCH / "lossless.csv").query("profile == 'real' and batch == 1")
-    speed = lossless.set_index("model").speed
+    timed = pd.read_csv(BENCH / "exits.csv").query("profile == 'real' and batch == 1 and kind == 'verified'")
+    speed = timed.set_index("model").speed
     return {
         "rules_at_mean": percent(least.mean()),
+        "rules_at_mean_whole": percent(least_whole.mean()),
         "rules_reliably": percent(reliable.reindex(least.index).fillna(1).mean()),
+        "rules_reliably_whole": percent(whole.reindex(least.index).fillna(1).mean()),
         "reliable_pairs": str(len(of_vanilla)),
         "pairs_of_vanilla": str(len(keeping)),
         "exits_of_vanilla": span(exits.groupby("task").relative_flops.min()),
+        "exits_of_vanilla_whole": span(exits.groupby("task").relative_whole.min()),
         "mee_cases": str(certain.rule.isin(MEE_RULES).sum()),
         "mee_saving": str(saving.rule.isin(MEE_RULES).sum()),
         "verified_calm": span(speed[MAIN_MODEL], "{:.2f}".format),
