@@ -237,19 +237,23 @@ display(shown.loc[rules].rename(index=figures.label, columns=figures.label).map(
 # measured. FREE and late-weighted are other models trained for exits (00).
 
 # %%
-wanted = pd.DataFrame([{"task": task, "model": name} for name in experiment.backbones for task in tasks])
-timed = read_timings("lossless", wanted, experiment.profile.name)
+pairs = [(name, task) for name in experiment.backbones for task in tasks]
+wanted = pd.DataFrame(pairs, columns=["model", "task"]).assign(kind="verified")
+timed = read_timings("verified", wanted, experiment.profile.name)
 one = timed[(timed.batch == 1) & timed.rule.notna()]  # no rule: nothing is drafted
 one = pd.concat(one[one.task == task] for task in tasks)
 if len(one):
     figure, panels = figures.panels(
         one.assign(height=one.model.map({name: -n for n, name in enumerate(experiment.backbones)})),
         title="Speed of verified exits, one output at a time",
-        note=experiment.note(intervals="whiskers: range over timing runs"),
+        note=experiment.note(intervals="whiskers: 95 % intervals over inputs; grey: full depth against itself"),
         height=2.2,
     )
     for axis, rows in panels:
-        figures.dots(axis, rows, "speed", "height", "model", xband=("lowest", "highest"))
+        for row in rows.itertuples():
+            bar = {"height": 0.6, "color": figures.GREY, "alpha": 0.4, "linewidth": 0}
+            axis.barh(row.height, row.again_high - row.again_low, left=row.again_low, **bar)
+        figures.dots(axis, rows, "speed", "height", "model", xband=("low", "high"))
         axis.axvline(1, color=figures.GREY, linewidth=0.8)
         axis.set(xlabel="tokens a second (1 = full depth)", yticks=[])
         axis.margins(y=0.3)

@@ -296,7 +296,9 @@ class CheckpointsByTask:
 
     profile = SimpleNamespace(
         name="published",
-        results=SimpleNamespace(examples=2, test=2, max_new_tokens=4, batch_size=2, most_candidates={}),
+        results=SimpleNamespace(
+            examples=2, test=2, max_new_tokens=4, batch_size=2, timed=2, most_candidates={}
+        ),
     )
     model_names = backbones = ("base", "vanilla")
 
@@ -419,7 +421,7 @@ def test_full_depth_is_timed_twice_and_not_for_each_plan_that_drafts_nothing(mon
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
     task = SimpleNamespace(inputs=["a"] * 40)
-    setting = rules.Setting(model, task, None, [None, "policy", None], 8, 8)
+    setting = rules.Setting(model, task, None, [None, "policy", None], 8, 8, 200)
     generations = rules.timed(setting)
     assert len(generations) == 20 and {len(batch) for batch in generations} == {5}
     assert decoded.count(None) == 2 * decoded.count("policy") == 2 * (1 + 20)

@@ -15,12 +15,13 @@ from conftest import INPUTS, LENGTH, build_lively
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mee_utils import ExitPolicy, MeeError, replay, trace
+from mee_utils import ExitPolicy, MeeError, generate, replay, trace
 from mee_utils.analysis import statistics
 from mee_utils.analysis.threshold_choice import candidates
 from mee_utils.companion import artifacts, measure, result_tables
 from mee_utils.companion.catalogue import RULES
 from mee_utils.companion.experiment import Experiment
+from mee_utils.companion.inputs import load_tasks
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.result_tables import read_measurements
 from mee_utils.companion.running.digests import file_digest
@@ -275,7 +276,7 @@ def oracle_table(tmp_path_factory):
 def test_an_oracle_with_exact_states_gives_the_output_of_full_depth(oracle_table):
     full = oracle_table[oracle_table.rule == "full_depth"]
     by_states = dict(list(oracle_table[oracle_table.rule == "oracle"].groupby("propagation")))
-    assert list(by_states) == ["copy", "parallel", "verify"]
+    assert list(by_states) == ["copy", "copy, charged", "parallel", "verify"]
     columns = ["loss", "score", "tokens"]
     for states in ("parallel", "verify"):
         assert np.array_equal(by_states[states][columns], full[columns])
@@ -284,6 +285,39 @@ def test_an_oracle_with_exact_states_gives_the_output_of_full_depth(oracle_table
     full_flops = full.flops.sum() / full.tokens.sum()
     assert max(flops["copy"], flops["parallel"]) < full_flops < flops["verify"]
     assert by_states["parallel"].layers.sum() == by_states["verify"].layers.sum()  # the same exits
+
+
+def test_a_charged_oracle_pays_for_decisions_and_decides_no_other_way(oracle_table):
+    """At every layer where it decides, a readout: all tokens at the first, a few at later ones."""
+    by_states = dict(list(oracle_table[oracle_table.rule == "oracle"].groupby("propagation")))
+    free, charged = by_states["copy"], by_states["copy, charged"]
+    same = ["loss", "score", "tokens", "layers"]
+    assert np.array_equal(free[same], charged[same])
+    paid = (charged.flops.to_numpy() - free.flops.to_numpy()) / 2 / 96  # rows of the LM head, of width 96
+    first, vocabulary, few = 4, 1600, 64
+    at_first = free.layers == first * free.tokens  # the list is made there, and nothing is read off it
+    assert at_first.any() and not paid[at_first].any()
+    assert (paid % few == 0).all(), "the vocabulary is a multiple of the list"
+    deeper = free.layers - first * free.tokens  # layers after the first, of all tokens
+    never_last = paid == few * deeper
+    assert never_last.mean() > 0.5 and (paid[~never_last] >= vocabulary - few).all()
+
+
+def test_inputs_have_the_length_and_the_encoder_the_flops_that_decoding_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    profile = on_few_examples()
+    table = pd.read_parquet(measure.run(profile, Job("inputs", "calm")))
+    assert table.groupby(["part", "task"]).size().to_dict() == {
+        (part, task): size
+        for part, size in (("validation", profile.results.validation), ("test", profile.results.test))
+        for task in profile.corpora
+    }
+    (task,) = load_tasks(profile, "test", profile.results.test, "translation")
+    (model,) = Experiment(None, profile).models(["calm"]).values()
+    generation = generate(model, task.inputs, max_new_tokens=1)
+    of_task = table[(table.part == "test") & (table.task == "translation")]
+    assert of_task.encoder.tolist() == generation.encoder_flops.tolist()
+    assert of_task.source_tokens.tolist() == [len(model.tokenizer(text).input_ids) for text in task.inputs]
 
 
 def test_a_margin_loses_less_with_exact_states(oracle_table):

@@ -316,7 +316,8 @@ class ResultSettings(Strict):
     other_candidates: PositiveInt = 24
     most_candidates: dict[TaskName, PositiveInt] = {}  # on a task whose outputs are long; not all are decoded
     models: list[Name] = []  # measured beside the main model; none named: all backbones
-    examples: PositiveInt = 150  # that notebooks trace, and make bench times
+    examples: PositiveInt = 150  # that notebooks trace
+    timed: PositiveInt = 200  # that make bench decodes, and half as many where outputs are long
     bug_examples: PositiveInt = 30
     max_new_tokens: PositiveInt = 48
     batch_size: PositiveInt = 100

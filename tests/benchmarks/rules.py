@@ -54,8 +54,6 @@ from .scores import scores
 DEMAND = 0.01  # mean consistency loss: notebook 06's
 LONGEST = 8  # tokens that wait at most, where rules are compared as drafts
 KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
-INPUTS = 200  # of a task that are decoded
-INPUTS_OF_LONG = 100  # of one whose outputs are long
 LEAST_BATCHES = (
     16  # that intervals resample; where the inputs make fewer, they are put in other batches again
 )
@@ -75,7 +73,7 @@ class Setting(NamedTuple):
     contenders: list[Contender]
     max_new_tokens: int
     batch: int
-    inputs: int | None = INPUTS  # how many; None: all of the task's, each once
+    inputs: int | None  # how many; None: all of the task's, each once
     metric: str = ""  # by which the timed outputs are scored; needs all inputs
 
 
@@ -87,11 +85,12 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
     forms = [form for form in ("unpruned", *PRUNED) if form in set(wanted.reduction)]
     policies = list(rule_policies(forms, settings["threshold"], settings).values())
     labels = pd.DataFrame({"reduction": forms})
-    names = [name for name in experiment.model_names if name in set(wanted.model)]
-    tasks = load_tasks(profile, "test", INPUTS_OF_LONG)
+    names = [name for name in experiment.backbones if name in set(wanted.model)]
+    tasks = load_tasks(profile, "test", profile.results.timed)
     for name, task, batch in product(names, tasks, (1, BATCHES[-1])):
         model = experiment.model(name, task.name)
-        yield Setting(model, task, labels, policies, settings["max_new_tokens"], batch, INPUTS_OF_LONG)
+        number = inputs_of(experiment, task.name)
+        yield Setting(model, task, labels, policies, settings["max_new_tokens"], batch, number)
 
 
 def exits(experiment: Experiment) -> Iterator[Setting]:
@@ -107,7 +106,7 @@ def exits(experiment: Experiment) -> Iterator[Setting]:
         rows = timed_settings(experiment.profile.name)
         (main,) = experiment.models([MAIN_MODEL]).values()
         policies = policies_of(experiment, main, rows)
-    for name, task, batch in product(names, load_tasks(experiment.profile, "test", INPUTS), BATCHES):
+    for name, task, batch in product(names, load_tasks(experiment.profile, "test", settings.timed), BATCHES):
         model = experiment.model(name, task.name)
         model.network.float()
         plan = plan_drafts(model, planned_on[task.name].inputs, max_new_tokens=length, batch_size=batch)
@@ -123,7 +122,8 @@ def exits(experiment: Experiment) -> Iterator[Setting]:
 
 def inputs_of(experiment: Experiment, task: str) -> int:
     """How many inputs of a task are decoded."""
-    return INPUTS_OF_LONG if task in experiment.profile.results.most_candidates else INPUTS
+    settings = experiment.profile.results
+    return settings.timed // 2 if task in settings.most_candidates else settings.timed
 
 
 def published(experiment: Experiment) -> Iterator[Setting]:
@@ -175,7 +175,7 @@ def rivals(experiment: Experiment) -> Iterator[Setting]:
         model.network.float()
     labels = pd.DataFrame({"decoder_layers": [model.layers for model in shallow]})
     (vanilla,) = experiment.models([BASELINE]).values()
-    for task, batch in product(load_tasks(profile, "test", INPUTS), BATCHES):
+    for task, batch in product(load_tasks(profile, "test", settings.timed), BATCHES):
         number = inputs_of(experiment, task.name)
         yield Setting(vanilla, task, labels, shallow, settings.max_new_tokens, batch, number)
 
@@ -188,7 +188,7 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
     (model,) = experiment.models([MAIN_MODEL]).values()
     policies = policies_of(experiment, model, rows)
     policies = [replace(policy, propagation="verify", max_draft=LONGEST) for policy in policies]
-    for task in load_tasks(experiment.profile, "test", INPUTS):
+    for task in load_tasks(experiment.profile, "test", settings.timed):
         here = (rows.task == task.name).to_numpy()
         labels = rows.loc[here, ["rule", "threshold"]]
         number = inputs_of(experiment, task.name)

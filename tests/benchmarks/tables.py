@@ -6,6 +6,7 @@ GPUs have tables of their own, so that no page takes their lines for those of a 
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -53,7 +54,7 @@ def save(table: pd.DataFrame, name: str, keys: Sequence[str], device: str = "cpu
             lines = ["processor", *keys]  # the same versions, as far as they were described before
             replaced = stored.set_index(lines).index.isin(table.set_index(lines).index)
         table = pd.concat([table, stored[~replaced]], ignore_index=True).fillna("")
-    description = {key: value for key, value in machine.items() if key != "processor"}
+    description = {key: value for key, value in machine.items() if key != "processor"} | CONDITIONS
     machines[name] = {machine["processor"]: description} | others  # what was timed last comes first
     columns = ["processor", *(column for column in table if column != "processor")]
     text = _sorted(table[columns], keys, list(machines[name])).to_csv(index=False, lineterminator="\n")
@@ -68,6 +69,17 @@ def save(table: pd.DataFrame, name: str, keys: Sequence[str], device: str = "cpu
         for file, content in texts.items():
             files.enter_context(complete_file(file)).write_text(content, encoding="utf-8")
     return path
+
+
+def _conditions() -> dict:
+    """What else this machine does, and how fast its cores run: load over a minute, MHz where it says so."""
+    cores = Path("/proc/cpuinfo")
+    text = cores.read_text(encoding="utf-8") if cores.exists() else ""
+    megahertz = [round(float(value)) for value in re.findall(r"cpu MHz\s*: ([\d.]+)", text)]
+    return {"load_before": round(os.getloadavg()[0], 2), "megahertz_before": megahertz}
+
+
+CONDITIONS = _conditions()  # before anything was timed
 
 
 def _read_json(path: Path) -> dict:

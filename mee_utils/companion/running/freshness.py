@@ -126,7 +126,7 @@ def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
     """Measurements take hours, so a change of code does not make them stale; `make status` reports it."""
     tasks = profile.corpora if job.task == ALL else [job.task]
     models = profile.training.backbones if job.kind == "published_bugs" else [job.model]
-    chosen = profile.results.model_dump(include=SETTINGS_OF.get(job.kind), exclude={"quality"})
+    chosen = profile.results.model_dump(include=SETTINGS_OF.get(job.kind), exclude={"quality", "timed"})
     digests = {
         "classifiers": digest_of(profile.classifiers.model_dump()),
         "settings": digest_of([chosen, profile.dtype]),
