@@ -577,7 +577,7 @@ def store(profile: Profile) -> Path:
             tables.inputs[f"model {name}"] = weights_digest(profile, name)
         for job in measurements(profile):
             tables.save_file(job.path(profile))
-            if job.task == ALL:
+            if job.task == ALL and job.kind != "inputs":  # a row an example, for no reader
                 tables.save_table(pd.read_parquet(job.path(profile)), job.name)
         tables.finish()
     return folder
