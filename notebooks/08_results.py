@@ -76,9 +76,9 @@ for row in kept.itertuples():
 # %%
 families = kinds.settings_to_time(stored, kept, quality)
 best = kinds.with_timings(name, families)
-short = best.rule.map(label, na_action="ignore").str.split(" \\(").str[0]
-short = short.where(best.kind != kinds.FIXED, "fixed layer " + best.threshold.map("{:.0f}".format))
-best["exits"] = short.where(best.kind != kinds.VERIFIED, "verified exits, planned")
+named = best.rule.map(label, na_action="ignore")
+named = named.where(best.kind != kinds.FIXED, "fixed layer " + best.threshold.map("{:.0f}".format))
+best["exits"] = named.where(best.kind != kinds.VERIFIED, "verified exits, planned")
 
 colours = {kinds.FIXED: "black", kinds.VERIFIED: figures.STYLES[kinds.VERIFIED].colour}
 figure, axes = plt.subplots(
@@ -138,8 +138,10 @@ print(f"{len(also)} of these pairs also keep it of vanilla's score, for fewer FL
 
 # %% [markdown]
 # At equal quality exits save work, but little of it. The cheapest rules that reliably keep 99 % of the score take 70 % of full
-# depth's FLOPs on question answering, 89 % on translation and 98 % on summarization, where intervals are so wide that only
-# rules which hardly exit can pass. For 99 % on average they take 63 to 86 %, with settings chosen on the same examples.
+# depth's decoder FLOPs on question answering, 89 % on translation and 98 % on summarization, where intervals are so wide that
+# only rules which hardly exit can pass. End to end that is 89, 93 and 99 %, since the encoder reads every input at full depth.
+# For 95 % of the score the decoder needs 53, 78 and 82 %. For 99 % on average rules take 63 to 86 %, with settings chosen on the
+# same examples.
 #
 # **MEE's question.** Rules over several layers keep their quality and save FLOPs on every task, though rules over one layer
 # are cheaper on two of three. MEE's own three measures save any in one of nine cases: rising top-1 scores the whole
@@ -183,7 +185,7 @@ for axis, rows in panels:
     figures.lines(axis, rows, "relative_whole", "kept", "kind", figures.BAND, looks)
     axis.plot(1, 1, "*", color=figures.DARK, markersize=11, label="vanilla, full depth", linestyle="none")
     axis.axhline(quality, color=figures.GREY, linewidth=0.8, linestyle=":")
-    axis.set(ylim=(0.6, 1.06), xlim=(0.4, 1.03))
+    axis.set(ylim=(0.6, 1.06), xlim=(0.57, 1.03))
     axis.set(xlabel="all FLOPs of an output\n(1 = vanilla's full depth)", ylabel="score kept (1 = vanilla's)")
 experiment.save_figure(figure, "rivals", ways)
 
@@ -203,8 +205,9 @@ for kind, rows in enough.groupby("kind"):
 
 # %% [markdown]
 # No exits keep as much of the score as a shallow decoder for as few FLOPs. Six layers keep all of vanilla's for 53 to 59 % of
-# its FLOPs; the best exit rules need 73 to 88 % for a mean of 99 %. If a model can be retrained, a smaller decoder comes first.
-# (One seed of each.)
+# its decoder's FLOPs, which is 74 to 88 % of all; for a mean of 99 % the best exit rules need 73 to 88 % of the decoder's, and
+# 91 to 93 % of all. A smaller decoder comes first, and it is not dear: ours are cut out of the trained one (Shleifer and Rush
+# 2020), and 1,000 further steps are enough.
 #
 # ## Exits on the right-sized decoder
 #
@@ -249,8 +252,10 @@ else:
 #
 # The oracle exits at the first layer after which the prediction never changes again. With *copied states* (CALM, MEE) a skipped
 # layer takes its keys and values from the exit state, and what the oracle loses is lost to states that were never computed.
-# With *exact states* (FREE) nothing is lost. The oracle's decisions are free, those of rules are charged. The best rule is
-# selected on validation examples, among all that spend no more there than the oracle.
+# With *exact states* (FREE) nothing is lost. A rule pays for its decisions. The oracle is therefore shown twice: with free
+# decisions, and *charged* for a readout at each layer where it decides, as cheap as any rule's: all tokens are scored at the
+# first such layer, and a few at later ones. The best rule is selected on validation examples, among all that spend no more
+# there than the charged oracle.
 
 # %%
 oracle = limits.decoded_oracle(result_tables.read_oracle(name, tasks))
@@ -314,7 +319,8 @@ for row in split[split.threshold == 0.9].itertuples():
 
 # %% [markdown]
 # By the score, decisions. The oracle keeps 99 % or more on every task, copied states or not; the best rules for as many
-# FLOPs keep 88 to 95 %. Part of the gap is the price of deciding. By the output, states count too: on two of three tasks they
+# FLOPs keep 88 to 95 %. That is not the price of deciding: charged for it, the oracle spends less than one percent of full
+# depth's FLOPs more. It is the quality of decisions. By the output, states count too: on two of three tasks they
 # change more of what the margin at 0.9 writes than its wrong decisions do, up to a fifth of a summary. The score hardly notices.
 #
 # ## MEE's main figure
@@ -450,7 +456,7 @@ else:
     thresholds, layers, rouge = rc_eenn.read_exits(path)
     draw = np.random.default_rng(0)
     splits = [np.split(draw.permutation(rouge.shape[1]), [500]) for _ in range(200)]
-    chosen = []
+    tried = []
     for choosing, others in splits:
         kept_there = rouge[:, choosing].mean(axis=1) / rouge[0, choosing].mean()
         low = interval(lambda w: (w @ rouge[:, choosing].T) / (w @ rouge[0, choosing])[:, None], 500).low
@@ -467,13 +473,17 @@ else:
             kept_elsewhere = rouge[number, others].mean() / rouge[0, others].mean()
             lost = np.clip(rouge[0] - rouge, 0, None)[number, others].mean()
             missed = kept_elsewhere < quality if demand.startswith("99 %") else lost > 0.05
-            chosen.append({"demand": demand, "layer": layers[number], "kept": kept_elsewhere, "missed": missed})
-    chosen = pd.DataFrame(chosen).groupby("demand", sort=False).mean().reset_index()
-    chosen = experiment.save_table(chosen, "published_t5_large")
-    display(chosen.set_index("demand").round(3))
+            tried.append({"demand": demand, "layer": layers[number], "kept": kept_elsewhere, "missed": missed})
+    tried = pd.DataFrame(tried).groupby("demand", sort=False).mean().reset_index()
+    tried = experiment.save_table(tried, "published_t5_large")
+    display(tried.set_index("demand").round(3))
 
 # %% [markdown]
-# (the text about it follows the run)
+# The mean of 500 summaries is no safe choice: a threshold that keeps 99 % there keeps less on the others in 54 % of the splits.
+# By the lower end of an interval that happens in less than 1 %, and tokens exit after layer 14.7 in place of 10.5 on average. For
+# a guaranteed mean loss of 0.05 from 100 summaries our betting bound allows layer 10.5, Hoeffding's and Bentkus's 13.9, and
+# neither was broken. The function for it in their code returns the first threshold that fails, one beyond the last that
+# passes. That breaks the guarantee by definition, though here, with a cautious bound, no split shows it.
 #
 # ## Bugs of published code, switched on
 #
