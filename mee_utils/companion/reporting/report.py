@@ -155,14 +155,16 @@ def _of_models() -> dict[str, str]:
 def _of_decisions() -> dict[str, str]:
     """What pruning changes, how well rules rank, and what perfect decisions keep."""
     pruned = real("03_pruning/complete_table", reduction="fixed").set_index("model")
+    questions = real("03_pruning/complete_table", model="vanilla", task="question_answering")
+    vanilla = questions.set_index("reduction").retained
     decision = report_tables.decoder("one decision").query("shape == 't5-large'").set_index("what").measured
     rows = real("05_mee_classifiers/ranking", model=MAIN_MODEL, target="consistency")
     area = rows.groupby(["rule", "task"]).roc_area.mean().groupby("rule").mean()
     oracle = real("08_results/limits_at_equal_flops")
     copied = real("08_results/limits", series="oracle_copy")
     return {
-        "changed_calm": percent(pruned.other_token[MAIN_MODEL].max(), 1),
-        "changed_vanilla": percent(pruned.other_token["vanilla"].max(), 1),
+        "vanilla_unpruned": percent(vanilla.unpruned),
+        "vanilla_pruned": percent(vanilla.fixed),
         "outputs_changed_calm": percent(pruned.other_output[MAIN_MODEL].max()),
         "outputs_changed_vanilla": percent(pruned.other_output["vanilla"].max()),
         "decision_all": decision["softmax_margin"].split()[0],
@@ -207,6 +209,7 @@ def _of_exits() -> dict[str, str]:
         "mee_saving": str(saving.rule.isin(MEE_RULES).sum()),
         "verified_calm": span(speed[MAIN_MODEL], "{:.2f}".format),
         "verified_free": span(speed["free"], "{:.2f}".format),
+        "again": span(timed[["again_low", "again_high"]].stack(), "{:.2f}".format),
     }
 
 
