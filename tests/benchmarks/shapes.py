@@ -301,7 +301,7 @@ def timings(model: Trained, bench: Bench) -> Iterator[pd.DataFrame]:
         compared = contenders(model, bench, batch, task, plans[task])
         full = Contender({}, lambda seed, batch=batch: bench.ours(batch, tokens=TOKENS[batch]))
         runs = {
-            number: lambda seed, one=one: seconds_of(one.run(seed), bench.device)
+            number: lambda script, one=one: seconds_of(one.run(script + 1), bench.device)
             for number, one in enumerate([full, full, *compared])
         }
         seconds = pd.DataFrame(in_random_order(runs, SCRIPTS[batch]))[list(runs)].to_numpy()
