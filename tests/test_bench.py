@@ -571,7 +571,7 @@ def test_no_drafts_where_the_fastest_is_not_confirmed_on_other_outputs(agreeing,
     seconds = {0: 1.0, shapes.TRIAL_SEED: 0.5, shapes.CONFIRMING_SEED: 0.99}
 
     def run_of(drafting, bench, batch, seed=0):
-        return seed
+        return shapes.CONFIRMING_SEED if seed >= shapes.CONFIRMING_SEED else shapes.TRIAL_SEED
 
     monkeypatch.setattr(shapes.Drafting, "run", run_of)
     monkeypatch.setattr(shapes, "seconds_of", lambda run, device: seconds.get(run, 1.0))

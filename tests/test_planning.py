@@ -286,38 +286,53 @@ def test_hopeless_settings_are_not_timed(tokenizer, monkeypatch):
 class Clock:
     """Seconds of full depth (None) and of policies that are truly `speeds` times as fast."""
 
-    def __init__(self, speeds, noise=0.0, seed=0):
+    def __init__(self, speeds, noise=0.0, seed=0, scale=1.0):
         self.speeds = {None: 1.0} | dict(enumerate(speeds))
         self.noise = noise
         self.draw = np.random.default_rng(seed)
         self.order = []
+        self.turns = []
+        self.scale = scale
 
-    def seconds(self, policy):
+    def seconds(self, policy, turn):
         self.order.append(policy)
-        return np.exp(self.noise * self.draw.normal()) / self.speeds[policy]
+        self.turns.append(turn)
+        return self.scale * np.exp(self.noise * self.draw.normal()) / self.speeds[policy]
 
 
 def test_the_fastest_is_timed_again_and_that_alone_counts():
     trial = Clock([1.1, 1.6, 1.2])
     confirming = Clock([1.1, 1.3, 1.2])
     assert planning.find_fastest(range(3), trial.seconds, confirming.seconds) == (1, pytest.approx(1.3))
-    assert trial.order == [None, 0, 1, 2] * planning.TRIAL_ROUNDS, "all in turns"
-    assert confirming.order == [None, 1] * planning.CONFIRMING_ROUNDS, "the fastest alone"
-    trial = Clock([1.1] * planning.SETTINGS_TIMED)
-    planning.find_fastest(range(planning.SETTINGS_TIMED), trial.seconds, trial.seconds)
-    assert len(trial.order) <= 18, "no more decodings than in three rounds of a trial alone"
+    by_turn = [tuple(trial.order[start : start + 4]) for start in range(0, len(trial.order), 4)]
+    assert all({*turn} == {None, 0, 1, 2} for turn in by_turn) and len({*by_turn}) > 1
+    assert trial.turns == np.repeat(np.arange(len(by_turn)), 4).tolist(), "all before the next turn"
+    assert set(confirming.order) == {None, 1}, "the fastest alone"
+
+
+def test_a_trial_takes_its_seconds_and_a_slow_one_its_least_turns():
+    quick = Clock([1.1, 1.2], scale=0.01)
+    planning.find_fastest(range(2), quick.seconds, quick.seconds)
+    assert quick.turns.count(0) >= 3 and max(quick.turns) == planning.MOST_TURNS
+    slow = Clock([0.9, 1.0], scale=100.0)
+    planning.find_fastest(range(2), slow.seconds, lambda *_: pytest.fail("timed"))
+    assert len(slow.order) == 3 * (planning.LEAST_TURNS + 1)
 
 
 def test_where_nothing_wins_the_trial_nothing_is_timed_again():
     trial = Clock([0.8, 1.04])
-    found = planning.find_fastest(range(2), trial.seconds, lambda policy: pytest.fail("timed"))
+    found = planning.find_fastest(range(2), trial.seconds, lambda *_: pytest.fail("timed"))
     assert found == (1, pytest.approx(1.04))
 
 
-def test_speedups_are_medians_of_ratios_within_a_round():
-    """A machine that slows down between rounds does not change them, nor does one bad round."""
-    seconds = iter([3.0, 1.0, 2.0, 30.0, 10.0, 20.0, 3.0, 9.0, 0.1])  # full depth, then two settings
-    assert planning._speedups(range(2), lambda policy: next(seconds), 3).tolist() == [3.0, 1.5]
+def test_speedups_are_medians_of_ratios_within_a_turn():
+    """A machine that slows down between turns does not change them, nor does one bad turn, nor the first."""
+    turns = [(9, 9, 9), (3, 1, 2), (30, 10, 20), (3, 9, 0.1)]  # full depth, then two settings
+
+    def seconds(policy, turn):
+        return turns[turn][0 if policy is None else policy + 1]
+
+    assert planning._speedups(range(2), seconds, 1.0).tolist() == [3.0, 1.5]
 
 
 def test_a_setting_that_was_only_lucky_in_the_trial_is_not_used():
@@ -326,7 +341,7 @@ def test_a_setting_that_was_only_lucky_in_the_trial_is_not_used():
     for seed in range(1000):
         clock = Clock([0.97] * 5, noise=0.05, seed=seed)
         _, speedup = planning.find_fastest(range(5), clock.seconds, clock.seconds)
-        liked += len(clock.order) > 6 * planning.TRIAL_ROUNDS
+        liked += clock.turns.count(0) > 6
         used += speedup >= planning.MIN_SPEEDUP
     assert liked > 100 and used < 20
 
@@ -347,7 +362,7 @@ def test_thresholds_that_fit_the_trials_inputs_alone_are_not_used(planned, monke
     trial, confirming = planning._choose_inputs(texts, 1)
     assert not set(trial) & set(confirming)
 
-    def seconds(model, batches, policy, max_new_tokens):
+    def seconds(model, batches, policy, turn, max_new_tokens):
         on_trial = all(batch.indices[0] in trial for batch in batches)
         return 1.0 if policy is None else 0.5 if on_trial else 1.1
 

@@ -4,11 +4,11 @@
 2. The policy is replayed on these states at many layers, thresholds and draft lengths. The rounds of drafts
    follow exactly (`rounds`), and with them the work: each pass through a layer, each decision and each
    verification reads its weights once, however many tokens take part.
-3. The most promising settings are timed on these inputs and the rest of their batches, in turns with full
-   depth. The fastest of several timings is in part the luckiest, and its threshold fits these inputs, so that
-   it looks faster than it is. It is therefore timed once more, on other inputs where there are any. If it is
-   faster than full depth by `MIN_SPEEDUP` there too, it is used; else all layers are run. The output is that
-   of full depth either way.
+3. The most promising settings are timed for a few seconds on these inputs and the rest of their batches,
+   each beside full depth on the same ones. The fastest of several timings is in part the luckiest, and its
+   threshold fits these inputs, so that it looks faster than it is. It is therefore timed once more, on other
+   inputs where there are any. If it is faster than full depth by `MIN_SPEEDUP` there too, it is used; else
+   all layers are run. The output is that of full depth either way.
 """
 
 import time
@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole, shown
 from ..exits.copies import Copies
@@ -40,8 +41,11 @@ from .rounds import Copied, Rounds, first_exits, rounds_of
 MIN_SPEEDUP = 1.05  # drafts are used if decoding is at least this many times as fast as full depth
 PLANNING_INPUTS = 16  # number of inputs that are replayed and timed; at least one batch is timed
 SETTINGS_TIMED = 5  # how many of the most promising settings are timed
-TRIAL_ROUNDS = 2  # how often each of them is timed
-CONFIRMING_ROUNDS = 3  # how often the fastest of them is timed once more
+TRIAL_SECONDS = 2.0  # that this takes, about
+CONFIRMING_SECONDS = 1.5  # that timing the fastest of them once more takes
+LEAST_TURNS = 3  # of full depth and each setting, however long they take
+MOST_TURNS = 48
+TRIAL_TOKENS = 32  # of an output that are timed
 THRESHOLDS_TRIED = 24  # thresholds that are compared if the policy gives none
 LAYER_STEP = 3  # layers from one decision to the next in policies that do not decide at every layer
 DEFAULT_MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
@@ -132,7 +136,7 @@ def make_plan(
     if not tried:
         expected = ranked[0].expected if ranked else 1.0
         return DraftPlan(None, 1.0, expected, compared, time.perf_counter() - started)
-    clock = partial(_seconds, model, max_new_tokens=max_new_tokens)
+    clock = partial(_seconds, model, max_new_tokens=min(max_new_tokens, TRIAL_TOKENS))
     fastest, speedup = find_fastest(
         [setting.policy for setting in tried],
         trial=partial(clock, encode_batches(model, ids, chosen, batch_size, encodings)),
@@ -345,42 +349,58 @@ def worth_timing(ranked: Sequence[Setting]) -> list[Setting]:
 
 def find_fastest(
     policies: Sequence[ExitPolicy],
-    trial: Callable[[ExitPolicy | None], float],
-    confirming: Callable[[ExitPolicy | None], float],
+    trial: Callable[[ExitPolicy | None, int], float],
+    confirming: Callable[[ExitPolicy | None, int], float],
 ) -> tuple[int, float]:
     """The index of the fastest of some policies, and how many times as fast as full depth it is.
 
     The trial only chooses. Its own speed-up is too high where luck had a part in it, so that the speed-up
-    comes from the confirming rounds; without them if even the trial finds nothing faster by `MIN_SPEEDUP`.
+    comes from confirming; without it if even the trial finds nothing faster by `MIN_SPEEDUP`.
 
     Args:
-        trial: decodes some inputs with a policy, or at full depth (None); returns the seconds that it took.
+        trial: decodes some inputs, those of a turn (from 0), with a policy or at full depth (None); returns
+            the seconds that it took.
         confirming: likewise, other inputs where there are any.
     """
-    speedups = _speedups(policies, trial, TRIAL_ROUNDS)
+    speedups = _speedups(policies, trial, TRIAL_SECONDS)
     fastest = int(np.argmax(speedups))
     speedup = speedups[fastest]
     if speedup >= MIN_SPEEDUP:
-        (speedup,) = _speedups([policies[fastest]], confirming, CONFIRMING_ROUNDS)
+        (speedup,) = _speedups([policies[fastest]], confirming, CONFIRMING_SECONDS)
     return fastest, float(speedup)
 
 
 def _speedups(
-    policies: Sequence[ExitPolicy], seconds_of: Callable[[ExitPolicy | None], float], rounds: int
+    policies: Sequence[ExitPolicy], seconds_of: Callable[[ExitPolicy | None, int], float], budget: float
 ) -> np.ndarray:
-    """`[policy]`, how many times as fast as full depth each decodes: medians of rounds, all in turns."""
-    seconds = np.array([[seconds_of(policy) for policy in (None, *policies)] for _ in range(rounds)])
-    return np.median(seconds[:, :1] / seconds[:, 1:], axis=0)
+    """`[policy]`, how many times as fast as full depth each decodes: medians over turns.
+
+    In a turn all decode the same inputs, in random order. The first turn warms up; others follow until the
+    budget of seconds is spent, but at least `LEAST_TURNS`.
+    """
+    contenders = [None, *policies]
+    order = np.random.default_rng(0)
+    turns: list[np.ndarray] = []
+    bar = tqdm(desc="plan drafts", unit="turn", delay=5, disable=None)
+    while len(turns) <= LEAST_TURNS or (np.sum(turns) < budget and len(turns) <= MOST_TURNS):
+        seconds = np.zeros(len(contenders))
+        for index in order.permutation(len(contenders)):
+            seconds[index] = seconds_of(contenders[index], len(turns))
+        turns.append(seconds)
+        bar.update()
+    bar.close()
+    timed = np.array(turns[1:])  # [turn, contender]
+    return np.median(timed[:, :1] / timed[:, 1:], axis=0)
 
 
-def _seconds(model: Model, batches: Sequence[Batch], policy: ExitPolicy | None, max_new_tokens: int) -> float:
-    """Seconds that decoding the batches takes, without the encoder; at full depth without a policy."""
+def _seconds(
+    model: Model, batches: Sequence[Batch], policy: ExitPolicy | None, turn: int, max_new_tokens: int
+) -> float:
+    """Seconds that decoding one of the batches takes, without the encoder; at full depth without a policy."""
     decoder = decoder_of(model.network)
-    policy = policy or ExitPolicy("static", min_layer=model.layers)
-    total = 0.0
-    for batch in batches:
-        bound = bind_to_model(model, policy)  # a threshold that learns begins anew
-        started = time.perf_counter()
-        decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
-        total += time.perf_counter() - started
-    return total
+    batch = batches[turn % len(batches)]
+    # a threshold that learns begins anew
+    bound = bind_to_model(model, policy or ExitPolicy("static", min_layer=model.layers))
+    started = time.perf_counter()
+    decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
+    return time.perf_counter() - started

@@ -53,7 +53,7 @@ SCRIPTS = {1: 24, 8: 16, 32: 12}  # batch -> how often, each time other outputs
 IN_BATCHES = (FIXED, "pruned", VERIFIED)  # kinds that are played in batches too
 LAYERS = (6, 11)  # of twelve, at which tokens exit from fixed layers
 TRIAL_SEED = 1001
-CONFIRMING_SEED = 1002
+CONFIRMING_SEED = 2001
 
 
 # ---- what the trained model does
@@ -242,9 +242,9 @@ class Drafting(NamedTuple):
 def fastest(bench: Bench, batch: int, settings: list[Drafting]) -> Drafting | None:
     """The fastest setting in a trial on this size, confirmed on other outputs; None: full depth is faster."""
 
-    def seconds(drafting: Drafting | None, seed: int) -> float:
-        run = drafting.run(bench, batch, seed) if drafting else bench.ours(batch, tokens=TOKENS[batch])
-        return seconds_of(run, bench.device)
+    def seconds(drafting: Drafting | None, turn: int, seed: int) -> float:
+        plain = bench.ours(batch, tokens=TOKENS[batch])
+        return seconds_of(drafting.run(bench, batch, seed + turn) if drafting else plain, bench.device)
 
     if not settings:
         return None
