@@ -3,6 +3,7 @@ word: full depth's output, whatever is planned.
 """
 
 import inspect
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,11 +14,12 @@ from conftest import INPUTS, LENGTH, build_lively, build_network
 from test_verify import POLICIES, agreeing, classifier, forced, policy_for, right_layers
 
 import mee_utils
-from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, plan_drafts, replay_drafts, trace
-from mee_utils.decoding import generation, planning
+from mee_utils import Copies, ExitPolicy, ForcedExits, Measure, MeeError, generate, plan_drafts, replay_drafts, trace
+from mee_utils.decoding import full_depth, generation, planning, ranking
 from mee_utils.decoding.inputs import input_ids
-from mee_utils.decoding.layerwise import LayerwiseDecoder
-from mee_utils.decoding.rounds import rounds_of
+from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
+from mee_utils.decoding.rounds import Copied, rounds_of
+from mee_utils.decoding.step_costs import StepCosts, measured_steps
 from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.measures import MEASURES, TRAINED
 from mee_utils.models.loading import Model
@@ -39,8 +41,8 @@ def traced(request, tokenizer, tmp_path_factory):
 
 def states_of(model, batch_size=3, inputs=INPUTS):
     ids = input_ids(model.tokenizer, inputs)
-    batches = planning.encode_batches(model, ids, batch_size=batch_size)
-    return planning.full_depth_states(model, batches, LENGTH)
+    batches = full_depth.encode_batches(model, ids, batch_size=batch_size)
+    return full_depth.full_depth_states(model, batches, LENGTH)
 
 
 def always_faster(monkeypatch, speedup=2.0):
@@ -48,8 +50,8 @@ def always_faster(monkeypatch, speedup=2.0):
     trials = []
 
     def found(policies, trial, confirming):
-        given = {"batches": trial.args[1], "confirming": confirming.args[1], **trial.keywords}
-        trials.append(SimpleNamespace(policies=policies, **given))
+        timed = trial.func.__self__
+        trials.append(SimpleNamespace(policies=policies, trial=trial.args[0], **timed._asdict()))
         return 0, speedup
 
     monkeypatch.setattr(planning, "find_fastest", found)
@@ -77,7 +79,7 @@ def test_the_states_are_those_of_the_full_depth_output(traced, batch_size):
 def test_a_plan_sees_what_a_trace_shows(traced, name):
     model, full_trace, _ = traced
     policy = policy_for(name, model, full_trace)
-    replay = planning.replay_states(model, states_of(model), policy)
+    replay = full_depth.replay_states(model, states_of(model), policy)
     expected = replay_policy(full_trace, policy, model)
     assert np.allclose(replay.confidences, expected.confidences, atol=1e-5)
     assert np.array_equal(replay.token_ids, expected.token_ids[:, :-1])
@@ -92,19 +94,12 @@ def test_layers_that_are_left_out_of_a_replay_are_as_if_replayed_alone(traced, n
     model, _, _ = traced
     states = states_of(model)
     policy = ExitPolicy(**{"max_draft": 8} | POLICIES[name], propagation="verify")
-    replays = list(planning._replays_at_layers(model, states, policy))
+    replays = list(ranking._replays_at_layers(model, states, policy))
     assert len(replays) > 1 or name in ("own class", "rising")
     for replay in replays:
-        alone = planning.replay_states(model, states, replay.bound.policy)
+        alone = full_depth.replay_states(model, states, replay.bound.policy)
         assert np.allclose(replay.confidences, alone.confidences, atol=1e-12)
         assert np.array_equal(replay.token_ids, alone.token_ids)
-
-
-class OnePass(SimpleNamespace):
-    """Sizes of a decoder in which a pass through a layer costs 1, and nothing else anything."""
-
-    def __init__(self, layers):
-        super().__init__(layers=layers, projections=1, readout=0, d_model=0)
 
 
 @pytest.mark.parametrize("max_draft", [1, 3, 8])
@@ -124,8 +119,8 @@ def test_the_work_is_the_passes_that_decoding_makes(traced, max_draft, seed, mon
     decoding_passes = len(passes)
     assert out.token_ids == full.token_ids
     policy = replace(policy, min_layer=None, exit_layers=range(1, model.layers))
-    (setting,), compared = planning.rank_settings(
-        model, states_of(model), [policy], LENGTH, sizes=OnePass(model.layers)
+    (setting,), compared = ranking.rank_settings(
+        model, states_of(model), [policy], LENGTH, lambda _: StepCosts(model.layers, 1, 0, 0)
     )
     assert compared == 1
     assert setting.expected == pytest.approx(full.tokens * model.layers / decoding_passes)
@@ -135,7 +130,7 @@ def replay_by_hand(exits, same_token, policy, readout_rows=0):
     """A replay of tokens that exit as given, in a decoder of four layers and ten vocabulary entries."""
     bound = policy.bind(4, 10)
     confidences = np.arange(len(bound.decision_layers)) >= np.array(exits)[:, None]
-    states = planning.FullDepthStates(
+    states = full_depth.FullDepthStates(
         sequence=np.zeros(len(exits), dtype=int),
         position=np.arange(len(exits)),
         fed=torch.zeros(len(exits)),
@@ -145,10 +140,10 @@ def replay_by_hand(exits, same_token, policy, readout_rows=0):
         states=[],
     )
     rows = np.full(confidences.shape, readout_rows)
-    return planning.Replay(bound, confidences.astype(float), np.array(same_token) * 1, rows), states
+    return full_depth.Replay(bound, confidences.astype(float), np.array(same_token) * 1, rows), states
 
 
-SIZES = SimpleNamespace(layers=4, projections=100, readout=30, d_model=3)
+COSTS = StepCosts(layers=4, layer=100, readout=30, decision=0)
 
 
 def test_the_work_of_rounds_is_what_a_hand_computes():
@@ -156,14 +151,14 @@ def test_the_work_of_rounds_is_what_a_hand_computes():
     right = np.ones((6, 2), dtype=bool)
     policy = ExitPolicy(threshold=0.5, exit_layers=[1, 2], propagation="verify", max_draft=4)
     replay, states = replay_by_hand(exits, right, policy, readout_rows=10)
-    setting, _ = planning.best_setting(replay, states, 64, SIZES)
+    setting, _ = ranking.best_setting(replay, states, 64, COSTS)
     # drafts: five tokens through layer 1, one through 1 and 2, with a readout each time; two rounds, of four
     # and of two drafts, are verified by three layers and a readout
     work = 5 * (100 + 30) + (200 + 60) + 2 * (300 + 30)
     assert setting.expected == pytest.approx(6 * (400 + 30) / work)
     right[1] = False  # then rounds are of the tokens 0 and 1, with two dropped, then of 2 to 5
     replay, states = replay_by_hand(exits, right, policy, readout_rows=10)
-    setting, _ = planning.best_setting(replay, states, 64, SIZES)
+    setting, _ = ranking.best_setting(replay, states, 64, COSTS)
     first = 3 * (100 + 30) + (200 + 60) + 300 + 30
     second = 3 * (100 + 30) + (200 + 60) + 300 + 30
     assert setting.expected == pytest.approx(6 * 430 / (first + second))
@@ -172,13 +167,13 @@ def test_the_work_of_rounds_is_what_a_hand_computes():
 def test_the_best_draft_length_is_found():
     policy = ExitPolicy("static", exit_layers=[1], propagation="verify")
     replay, states = replay_by_hand([0] * 6, np.ones((6, 1), dtype=bool), policy)
-    setting, compared = planning.best_setting(replay, states, 64, SIZES)
+    setting, compared = ranking.best_setting(replay, states, 64, COSTS)
     assert compared == 8 and setting.policy.max_draft == 6
     lengths = [replace(policy, max_draft=length) for length in range(1, 9)]
     speeds = []
     for candidate in lengths:
         replay = replay._replace(bound=candidate.bind(4, 10))
-        speeds.append(planning.best_setting(replay, states, 64, SIZES)[0].expected)
+        speeds.append(ranking.best_setting(replay, states, 64, COSTS)[0].expected)
     assert setting.expected == max(speeds) == speeds[5] and speeds[0] == min(speeds)
 
 
@@ -188,11 +183,11 @@ def test_the_best_of_all_thresholds_and_draft_lengths_is_found():
     draw = np.random.default_rng(3)
     replay, states = replay_by_hand([0] * 20, draw.random((20, 2)) < 0.8, policy)
     replay = replay._replace(confidences=draw.random((20, 2)))
-    setting, compared = planning.best_setting(replay, states, 64, SIZES)
+    setting, compared = ranking.best_setting(replay, states, 64, COSTS)
 
     def alone(threshold, length):
         only = replace(policy, threshold=threshold, max_draft=length)
-        return planning.best_setting(replay._replace(bound=only.bind(4, 10)), states, 64, SIZES)[0].expected
+        return ranking.best_setting(replay._replace(bound=only.bind(4, 10)), states, 64, COSTS)[0].expected
 
     levels = np.unique(np.quantile(replay.confidences, np.linspace(0, 1, 24), method="inverted_cdf"))
     speeds = [alone(float(level), length) for level in levels for length in range(1, 9)]
@@ -210,12 +205,36 @@ def test_the_rounds_of_three_tokens():
     assert rounds.begins.tolist() == [[True, False, True]]
     policy = ExitPolicy(threshold=0.5, exit_layers=[1, 2], propagation="verify", max_draft=2)
     replay, _ = replay_by_hand([0, 1, 2], same, policy, readout_rows=5)  # half of all: a decision costs 1
-    sizes = SimpleNamespace(layers=4, projections=10, readout=2, d_model=3)
-    work = planning.work_by_token(replay, np.array([[0, 1, 2]]), rounds, sizes)
+    costs = StepCosts(layers=4, layer=10, readout=2, decision=0)
+    work = ranking.cost_by_token(replay, np.array([[0, 1, 2]]), rounds, costs)
     assert work.tolist() == [[55, 0, 44]]
     same[0] = False
     rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
     assert rounds.next_round[0, 0] == 1 and rounds.begins.tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_a_further_token_of_a_verification_costs_what_it_costs(tokens):
+    """One round that copies all but its last token: four layers, each a further time for each of them."""
+    policy = ExitPolicy.copying(Copies(), 4)
+    replay, states = replay_by_hand([0] * tokens, np.zeros((tokens, 0)), policy)
+    offered = np.array([tokens - 1] + [0] * (tokens - 1))
+    costs = COSTS._replace(wider=7, round=11, draft=1000)
+    setting, _ = ranking.best_setting(replay, states, 64, costs, Copied(offered, offered))
+    round_costs = 4 * (100 + (tokens - 1) * 7) + 30 + 11
+    assert setting.expected == pytest.approx(tokens * (400 + 30) / round_costs)
+
+
+def test_steps_are_measured_in_seconds_that_add_up(tokenizer):
+    model = build_lively("t5-deep-decoder", tokenizer, layers=6)
+    ids = input_ids(model.tokenizer, INPUTS)
+    (batch,) = full_depth.encode_batches(model, ids, batch_size=len(ids))
+    costs = measured_steps(decoder_of(model.network), batch)
+    assert costs.layers == 6 and costs.decision == 0 and costs.wider >= 0
+    assert 0 < costs.layer < costs.full_depth / 3 and 0 < costs.readout < costs.full_depth
+    one_round = 5 * costs.layer + costs.readout + costs.round  # from layer 2 on
+    one_draft = costs.layer + costs.readout + costs.draft
+    assert one_round > one_draft > 0
 
 
 # ---- the plan
@@ -227,8 +246,11 @@ def test_a_plan_compares_rules_layers_thresholds_and_lengths_and_keeps_what_is_g
     plan = plan_drafts(model, INPUTS, max_new_tokens=LENGTH, batch_size=2)
     assert plan.settings > 5_000 and plan.expected > 1.1 and plan.speedup == 2.0
     assert isinstance(plan.policy.max_draft, int) and plan.policy.propagation == "verify"
-    chosen = [(one.measure.name, one.pruning, one.min_layer, one.exit_layers) for one in trials[0].policies]
-    assert len(set(chosen)) == planning.SETTINGS_TIMED, "neighbouring thresholds are not timed"
+    chosen = [(planning.kind_of(one), one.measure.name, one.pruning) for one in trials[0].policies]
+    assert len(set(chosen)) == len(chosen) > 2, "neighbouring thresholds are not timed"
+    by_kind = Counter(planning.kind_of(one) for one in trials[0].policies)
+    assert set(by_kind) == {"copies", "exits", "copies and exits"} and by_kind["copies"] == 1
+    assert max(by_kind.values()) <= planning.TIMED_OF_A_KIND
     given = ExitPolicy(threshold=0.02, max_draft=3, min_layer=2, propagation="verify")
     plan = plan_drafts(model, INPUTS, given, max_new_tokens=LENGTH)
     for policy in trials[1].policies:
@@ -249,9 +271,8 @@ def test_a_plan_takes_a_few_inputs_batches_of_neighbours_in_length(tokenizer, mo
     trials = always_faster(monkeypatch)
     texts = [f"{text} {number}" for number in range(8) for text in INPUTS]
     plan_drafts(model, texts, ExitPolicy(propagation="verify"), max_new_tokens=3, batch_size=4)
-    batches = trials[0].batches
-    indices = np.concatenate([batch.indices for batch in batches])
-    assert {len(batch.indices) for batch in batches} == {4}
+    indices = trials[0].trial
+    assert trials[0].batch_size == 4 and len(indices) % 4 == 0
     assert planning.PLANNING_INPUTS <= len(set(indices.tolist())) == len(indices) < len(texts)
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     ranks = [order.index(index) for index in indices]
@@ -271,13 +292,39 @@ def test_auto_is_the_default_and_decodes_plainly_if_it_loses(tokenizer, name, sp
     if speedup < 1.05 or name == "none":
         assert out.drafts is None and out.flops.tolist() == full.flops.tolist()
     if speedup > 1.05 and name != "none":
-        assert out.drafts and trials[0].max_new_tokens == LENGTH
+        assert out.drafts and trials[0].tokens <= LENGTH
+
+
+@pytest.mark.parametrize(
+    "kind, speedup, words",
+    [
+        ("copies", 1.5, "copies: copies would be"),
+        ("exits", 1.5, "exits: exits would be"),
+        ("copies and exits", 1.5, "copies and exits: copies and exits would be"),
+        ("copies", 0.9, "nothing: copies would be"),
+    ],
+)
+def test_an_output_says_what_was_planned_and_why(planned, kind, speedup, words, monkeypatch):
+    model, full = planned
+    always_faster(monkeypatch, speedup)
+
+    def best_of_kind(ranked):
+        return [next(one for one in ranked if planning.kind_of(one.policy) == kind)]
+
+    monkeypatch.setattr(planning, "worth_timing", best_of_kind)
+    policy = ExitPolicy(propagation="verify", copies=Copies())
+    out = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
+    assert out.token_ids == full and out.plan.kind == kind
+    assert str(out.plan).startswith(words) and f"timed at {speedup:.2f}" in repr(out)
+    if speedup > 1:
+        assert out.drafts and bool(out.plan.policy.copies) == ("copies" in kind)
+        assert generate(model, INPUTS, out.plan.policy, max_new_tokens=LENGTH).plan is None
 
 
 def test_hopeless_settings_are_not_timed(tokenizer, monkeypatch):
-    """By their work alone they are no faster, and time is never less."""
+    """By what their steps cost they are no faster."""
     model = agreeing("t5", tokenizer)
-    monkeypatch.setattr(planning, "_seconds", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr(planning.Timed, "seconds", lambda *_, **__: pytest.fail("timed"))
     never = ExitPolicy(threshold=1.0, propagation="verify")
     plan = plan_drafts(model, INPUTS, never, max_new_tokens=LENGTH)
     assert plan.policy is None and plan.speedup == 1.0 and plan.expected < 1.05
@@ -301,7 +348,7 @@ class Clock:
 
 
 def test_the_fastest_is_timed_again_and_that_alone_counts():
-    trial = Clock([1.1, 1.6, 1.2])
+    trial = Clock([1.5, 1.6, 1.55])
     confirming = Clock([1.1, 1.3, 1.2])
     assert planning.find_fastest(range(3), trial.seconds, confirming.seconds) == (1, pytest.approx(1.3))
     by_turn = [tuple(trial.order[start : start + 4]) for start in range(0, len(trial.order), 4)]
@@ -313,10 +360,19 @@ def test_the_fastest_is_timed_again_and_that_alone_counts():
 def test_a_trial_takes_its_seconds_and_a_slow_one_its_least_turns():
     quick = Clock([1.1, 1.2], scale=0.01)
     planning.find_fastest(range(2), quick.seconds, quick.seconds)
-    assert quick.turns.count(0) >= 3 and max(quick.turns) == planning.MOST_TURNS
-    slow = Clock([0.9, 1.0], scale=100.0)
+    assert quick.turns.count(0) >= 3 and max(quick.turns) == planning.MOST_TURNS - 1
+    slow = Clock([0.95, 1.0], scale=100.0)
     planning.find_fastest(range(2), slow.seconds, lambda *_: pytest.fail("timed"))
-    assert len(slow.order) == 3 * (planning.LEAST_TURNS + 1)
+    assert len(slow.order) == 3 * planning.LEAST_TURNS
+
+
+def test_a_setting_that_is_far_behind_leaves_the_trial_half_way():
+    clock = Clock([1.3, 1.0, 1.25], scale=0.1)
+    speedups = planning._speedups(range(3), clock.seconds, budget=4.0)
+    assert speedups == pytest.approx([1.3, 1.0, 1.25])
+    turns = max(clock.turns) + 1
+    assert [clock.order.count(each) for each in (None, 0, 2)] == [turns] * 3
+    assert 5 <= clock.order.count(1) <= 6 < turns
 
 
 def test_where_nothing_wins_the_trial_nothing_is_timed_again():
@@ -325,14 +381,17 @@ def test_where_nothing_wins_the_trial_nothing_is_timed_again():
     assert found == (1, pytest.approx(1.04))
 
 
-def test_speedups_are_medians_of_ratios_within_a_turn():
-    """A machine that slows down between turns does not change them, nor does one bad turn, nor the first."""
-    turns = [(9, 9, 9), (3, 1, 2), (30, 10, 20), (3, 9, 0.1)]  # full depth, then two settings
+def test_a_speedup_is_of_all_turns_together_but_for_the_strangest():
+    """A long input counts for more than a short one; one turn in ten in which the machine stood still, nothing."""
+    turns = [(8.0, 2.0), (1.0, 1.0)] * 5  # full depth, then a setting
 
     def seconds(policy, turn):
-        return turns[turn][0 if policy is None else policy + 1]
+        return turns[turn][0 if policy is None else 1]
 
-    assert planning._speedups(range(2), seconds, 1.0).tolist() == [3.0, 1.5]
+    budget = np.sum(turns) - 0.5
+    assert planning._speedups([0], seconds, budget) == pytest.approx([(4 * 8 + 4) / (4 * 2 + 4)])
+    turns[0] = (8.0, 800.0)
+    assert planning._speedups([0], seconds, budget + 798) == pytest.approx([(3 * 8 + 5) / (3 * 2 + 5)])
 
 
 def test_a_setting_that_was_only_lucky_in_the_trial_is_not_used():
@@ -362,11 +421,10 @@ def test_thresholds_that_fit_the_trials_inputs_alone_are_not_used(planned, monke
     trial, confirming = planning._choose_inputs(texts, 1)
     assert not set(trial) & set(confirming)
 
-    def seconds(model, batches, policy, turn, max_new_tokens):
-        on_trial = all(batch.indices[0] in trial for batch in batches)
-        return 1.0 if policy is None else 0.5 if on_trial else 1.1
+    def seconds(timed, indices, policy, turn):
+        return 1.0 if policy is None else 0.5 if set(indices) <= set(trial) else 1.1
 
-    monkeypatch.setattr(planning, "_seconds", seconds)
+    monkeypatch.setattr(planning.Timed, "seconds", seconds)
     monkeypatch.setattr(planning, "worth_timing", lambda ranked: ranked)
     policy = ExitPolicy(threshold=0.0, exit_layers=[2], propagation="verify")
     plan = plan_drafts(model, texts, policy, max_new_tokens=LENGTH, batch_size=1)
@@ -458,7 +516,7 @@ def test_forced_exits_are_those_of_their_own_inputs(planned, monkeypatch):
     policy = ExitPolicy(ForcedExits(layers), propagation="verify")
     out = generate(model, texts, policy, max_new_tokens=LENGTH, batch_size=3)
     assert out.token_ids == full * 6 and out.acceptance == 1.0
-    assert np.concatenate([batch.indices for batch in trials[0].batches]).max() > len(INPUTS)
+    assert trials[0].trial.max() > len(INPUTS)
     predicted = replay_drafts(full_trace, trials[0].policies[0], max_new_tokens=LENGTH)
     assert [drafts.accepted for drafts in out.drafts] == predicted.accepted.tolist() * 6
 
@@ -471,7 +529,7 @@ def test_a_decoder_of_one_layer_has_nothing_to_draft_at(tokenizer, layers):
     out = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
     assert out.token_ids == full.token_ids
     plan = plan_drafts(model, INPUTS, max_new_tokens=LENGTH)
-    assert layers > 1 or (plan.settings == 0 and plan.policy is None)
+    assert layers > 1 or (plan.settings == len(planning.DEFAULT_COPIES) and plan.policy is None)
 
 
 def test_more_rows_than_vocabulary_entries(tokenizer, monkeypatch):

@@ -23,7 +23,9 @@ import pandas as pd
 from ..common.errors import MeeError, check_number, check_whole
 from ..decoding.full_depth import Replay
 from ..decoding.inputs import changed_search_settings, check_inputs
-from ..decoding.planning import DEFAULT_TOP_K, LAYER_STEP, best_setting, work_by_token
+from ..decoding.planning import DEFAULT_TOP_K
+from ..decoding.ranking import LAYER_STEP, best_setting, cost_by_token
+from ..decoding.step_costs import StepCosts
 from ..exits.policy import ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
@@ -331,7 +333,8 @@ def _best_drafts(rule: str, replays: Iterable[PolicyReplay]) -> dict:
     for replayed in replays:
         choosing, reporting = _halves(replayed)
         trace = choosing.trace
-        setting, _ = best_setting(_as_planned(choosing), trace, max_new_tokens=64, sizes=trace.sizes)
+        costs = StepCosts.flops(trace.sizes, choosing.bound)
+        setting, _ = best_setting(_as_planned(choosing), trace, max_new_tokens=64, costs=costs)
         settings.append((setting.expected, setting.policy, reporting))
     expected, policy, reporting = max(settings, key=lambda each: each[0])
     drafting = replace(reporting, bound=bind_to_trace(reporting.trace, policy))
@@ -362,7 +365,7 @@ def _as_planned(replayed: PolicyReplay) -> Replay:
 def draft_estimates(replayed: PolicyReplay) -> Mapping[str, Estimate]:
     """Drafts of a replayed policy with a fixed draft length: `acceptance`, `tokens_a_round`, `speed`.
 
-    The speed is simulated, full depth being 1: see `mee_utils.decoding.planning`.
+    The speed is simulated, full depth being 1: see `mee_utils.decoding.ranking`.
     """
     trace = replayed.trace
     outputs = len(trace.source_tokens)
@@ -371,14 +374,14 @@ def draft_estimates(replayed: PolicyReplay) -> Mapping[str, Estimate]:
     exits = replayed.exits()  # [token]
     rounds = rounds_of_replay(replayed, exits, max_draft)
     # [token], of the one setting that there is
-    (work,) = work_by_token(_as_planned(replayed), exits[None], rounds, trace.sizes)
+    costs = StepCosts.flops(trace.sizes, replayed.bound)
+    (cost,) = cost_by_token(_as_planned(replayed), exits[None], rounds, costs)
     tokens = np.bincount(trace.sequence, minlength=outputs).astype(np.float64)
-    full_work = tokens * (trace.sizes.layers * trace.sizes.projections + trace.sizes.readout)
-    spent = np.bincount(trace.sequence, weights=work, minlength=outputs)
+    spent = np.bincount(trace.sequence, weights=cost, minlength=outputs)
     return {
         "acceptance": _ratio(drafts.accepted, drafts.verified),
         "tokens_a_round": _ratio(tokens, drafts.rounds),
-        "speed": _ratio(full_work, spent),
+        "speed": _ratio(tokens * costs.full_depth, spent),
     }
 
 

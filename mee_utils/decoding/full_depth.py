@@ -141,7 +141,7 @@ def replay_states(model: Model, states: FullDepthStates, policy: ExitPolicy) -> 
     size = max(1, LOGITS_AT_ONCE // (decoder.config.vocab_size * decoder.layers))
     parts = []
     for start in range(0, len(states.sequence), size):
-        parts.append(_replay_tokens(decoder, states, bound, slice(start, start + size)))
+        parts.append(replay_tokens(decoder, states, bound, slice(start, start + size)))
     return Replay(
         bound,
         confidences=np.concatenate([part.confidences for part in parts]),
@@ -150,7 +150,7 @@ def replay_states(model: Model, states: FullDepthStates, policy: ExitPolicy) -> 
     )
 
 
-def _replay_tokens(
+def replay_tokens(
     decoder: LayerwiseDecoder, states: FullDepthStates, bound: BoundPolicy, tokens: slice
 ) -> Replay:
     """The replay of some tokens."""

@@ -19,7 +19,7 @@ from ..models.loading import Model
 from .inputs import EncoderCache, batches_by_length, decode_batch, detokenize, read_inputs
 from .layerwise import LayerwiseDecoder, decoder_of
 from .outputs import Drafts, Output
-from .planning import make_plan
+from .planning import DraftPlan, make_plan
 
 
 @dataclass(repr=False)
@@ -47,6 +47,7 @@ class Generation:
     seconds: float
     model: Model  # that made it
     drafts: list[Drafts] | None = None  # of each output, where exits are verified
+    plan: DraftPlan | None = None  # what was planned, and why, where `max_draft` is "auto"
 
     @property
     def acceptance(self) -> float:
@@ -71,7 +72,9 @@ class Generation:
 
     def __repr__(self) -> str:
         depth = f"mean exit layer {self.mean_exit_layer:.2f}"
-        return f"Generation({len(self.texts)} outputs, {self.tokens} tokens, {depth}, {self.seconds:.2f} s)"
+        planned = f", drafts by {self.plan}" if self.plan else ""
+        size = f"{len(self.texts)} outputs, {self.tokens} tokens"
+        return f"Generation({size}, {depth}, {self.seconds:.2f} s{planned})"
 
     def _repr_html_(self) -> str:
         """The first outputs, each token on the colour of its exit layer."""
@@ -111,7 +114,8 @@ def generate(
         policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search;
             `Copies(...)` gives them too, and drafts what it copies from the input.
             With `propagation="verify"` and no `max_draft`, drafts are planned first (`plan_drafts`), which
-            takes a while and is not part of `seconds`; if they are not faster, all layers are run.
+            takes a few seconds, is not part of `seconds`, and is reported as `plan`; if they are not faster,
+            all layers are run.
         max_new_tokens: the longest output, end token included; the `N` of decaying thresholds.
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
@@ -133,6 +137,7 @@ def generate(
         policy = ExitPolicy.copying(policy, decoder.layers)
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
+    plan = None
     if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":
         plan = make_plan(model, texts, ids, [policy], max_new_tokens, batch_size, encodings)
         bound = bind_policy(plan.policy, decoder, model.min_exit_layer)
@@ -148,11 +153,16 @@ def generate(
         bar.update(len(chosen))
     bar.close()
     in_order = [outputs[index] for index in range(len(texts))]
-    return _generation(model, bound, in_order, list(map(len, ids)), seconds)
+    return _generation(model, bound, in_order, list(map(len, ids)), seconds, plan)
 
 
 def _generation(
-    model: Model, bound: BoundPolicy, outputs: list[Output], source_tokens: list[int], seconds: float
+    model: Model,
+    bound: BoundPolicy,
+    outputs: list[Output],
+    source_tokens: list[int],
+    seconds: float,
+    plan: DraftPlan | None,
 ) -> Generation:
     """The result of `generate`: the outputs in order, with their FLOPs and texts.
 
@@ -181,6 +191,7 @@ def _generation(
         seconds=seconds,
         model=model,
         drafts=[output.drafts for output in outputs] if verified else None,
+        plan=plan,
     )
 
 

@@ -40,6 +40,7 @@ GATHER_BELOW = 0.25  # with a smaller share of rows active, keys and values are 
 FIRST_CAPACITY = 128  # positions that there is room for at first; it doubles when they are full
 PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (measured on three shapes)
 PACKABLE = (torch.float32, torch.bfloat16)
+LEAST_ROWS = 4  # that a packed weight is multiplied with
 ROWS_HINT = 16  # oneDNN's layout for this many rows is the fastest at 1 and at 32 too
 
 
@@ -50,27 +51,35 @@ class Linear:
     """`x W^T` for rows `x`; `W`, `[outputs, inputs]`, is packed if it is large.
 
     For 2 to 32 rows the general routine lays a large matrix out anew in every call, which costs more than the
-    product; oneDNN can keep the layout. For small matrices it has more overhead (`make bench` measures both).
+    product; oneDNN can keep the layout. It takes longer for one to three rows than for four, so that these
+    are padded. Small matrices are kept transposed (`make bench` measures all of this).
+
+    Args:
+        weight: `W`.
+        row_alone: keep a large matrix transposed too, with which one row is multiplied fastest.
     """
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight: Tensor, row_alone: bool = False):
         self.weight = weight.detach()
         on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
         self.packed = on_cpu and weight.numel() >= PACKED_FROM and weight.dtype in PACKABLE
         if self.packed and weight.dtype == torch.bfloat16:  # not every processor can
             self.packed = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        # [inputs, outputs]
+        self.transposed = self.weight.t().contiguous() if row_alone or not self.packed else None
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
-        else:
-            self.transposed = self.weight.t()
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`[..., inputs]` to `[..., outputs]`. Raises ValueError where a gradient would be lost (packed)."""
-        if self.packed:
-            if rows.requires_grad and torch.is_grad_enabled():
-                raise ValueError("A packed weight passes on no gradient: use functional.linear.")
-            return torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")
-        return functional.linear(rows, self.weight)
+        if not self.packed or (self.transposed is not None and len(rows) == 1):
+            return rows @ self.transposed
+        if rows.requires_grad and torch.is_grad_enabled():
+            raise ValueError("A packed weight passes on no gradient: use functional.linear.")
+        count = len(rows)
+        if count < LEAST_ROWS and rows.dim() == 2:
+            rows = functional.pad(rows, (0, 0, 0, LEAST_ROWS - count))
+        return torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")[:count]
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual + x W^T`, both `[rows, ...]` of two dimensions."""
@@ -355,7 +364,7 @@ class LayerwiseDecoder:
         # time, in a narrow model more than running them for nothing
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
         self._head_weight = network.lm_head.weight.detach()
-        self.head = Linear(self._head_weight)
+        self.head = Linear(self._head_weight, row_alone=True)
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(FIRST_CAPACITY)
 

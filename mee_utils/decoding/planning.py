@@ -1,55 +1,48 @@
-"""Planned drafts: the exit layers, threshold and draft length that make verified exits fastest, if any do.
+"""Planned drafts: copies, exits, both or neither, whichever makes decoding fastest; the output is the same.
 
 1. A few of the inputs are decoded at full depth once, and the states after every layer are kept.
-2. The policy is replayed on these states at many layers, thresholds and draft lengths. The rounds of drafts
-   follow exactly (`rounds`), and with them the work: each pass through a layer, each decision and each
-   verification reads its weights once, however many tokens take part.
-3. The most promising settings are timed for a few seconds on these inputs and the rest of their batches,
-   each beside full depth on the same ones. The fastest of several timings is in part the luckiest, and its
-   threshold fits these inputs, so that it looks faster than it is. It is therefore timed once more, on other
-   inputs where there are any. If it is faster than full depth by `MIN_SPEEDUP` there too, it is used; else
-   all layers are run. The output is that of full depth either way.
+2. What the steps of decoding cost is measured on this machine (`step_costs`). The policies are replayed on the
+   states at many layers, thresholds and draft lengths, with copies and without, and ranked by what all their
+   steps would cost (`ranking`).
+3. The best of each kind is timed on these inputs and the rest of their batches, each beside full depth on the
+   same ones. The fastest of several timings is in part the luckiest, and its threshold fits these inputs, so
+   that it looks faster than it is. It is therefore timed once more, on other inputs where there are any. If it
+   is faster than full depth by `MIN_SPEEDUP` there too, it is used; else all layers are run.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from ..common.errors import MeeError, check_whole, shown
 from ..exits.copies import Copies
-from ..exits.policy import MAX_DRAFT, ExitPolicy
-from ..models.costs import DecoderSizes
+from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
-from .full_depth import (
-    Batch,
-    FullDepthStates,
-    Replay,
-    bind_to_model,
-    encode_batches,
-    full_depth_states,
-    replay_states,
-)
+from .full_depth import bind_to_model, encode_batches, full_depth_states
 from .inputs import EncoderCache, decode_batch, read_inputs
-from .layerwise import decoder_of, on_host
-from .rounds import Copied, Rounds, first_exits, rounds_of
+from .layerwise import decoder_of
+from .ranking import Setting, decision_seconds, rank_settings
+from .step_costs import StepCosts, measured_steps
 
 MIN_SPEEDUP = 1.05  # drafts are used if decoding is at least this many times as fast as full depth
 PLANNING_INPUTS = 16  # number of inputs that are replayed and timed; at least one batch is timed
-SETTINGS_TIMED = 5  # how many of the most promising settings are timed
-TRIAL_SECONDS = 2.0  # that this takes, about
-CONFIRMING_SECONDS = 1.5  # that timing the fastest of them once more takes
+TIMED_OF_A_KIND = 2  # settings, of different policies, that are timed
+TRIAL_SECONDS = 1.5  # that this takes, about
+CONFIRMING_SECONDS = 1.0  # that timing the fastest of them once more takes
 LEAST_TURNS = 3  # of full depth and each setting, however long they take
 MOST_TURNS = 48
-TRIAL_TOKENS = 32  # of an output that are timed
-THRESHOLDS_TRIED = 24  # thresholds that are compared if the policy gives none
-LAYER_STEP = 3  # layers from one decision to the next in policies that do not decide at every layer
+FAR_BEHIND = 0.9  # a setting that is less than this times as fast as the fastest leaves the trial half-way
+MOST_TOKENS = 32  # of an output that are replayed and timed
+LEAST_TOKENS = 8
+TURN_SECONDS = 0.15  # that full depth takes in a turn, if fewer tokens make it so
 DEFAULT_MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
 DEFAULT_TOP_K = 64  # vocabulary entries of the pruned margin
+DEFAULT_COPIES = (Copies(), Copies(shortest=2))
 
 
 @dataclass(frozen=True)
@@ -57,25 +50,19 @@ class DraftPlan:
     """What `plan_drafts` chose."""
 
     policy: ExitPolicy | None  # what to give to `generate`; None: full depth
-    speedup: float  # how many times as fast as full depth the fastest setting was, as confirmed; 1: not timed
-    expected: float  # the same by its work alone; of the best setting, if none was timed
+    kind: str  # of the fastest setting: "copies", "exits" or "copies and exits"; "": nothing could be drafted
+    speedup: float  # how many times as fast as full depth that was, as confirmed; 1: not timed
+    expected: float  # the same by what its steps cost
     settings: int  # how many were compared
     seconds: float  # how long planning took
 
-
-class Tokens(Protocol):
-    """What planning needs of full-depth outputs: `FullDepthStates` has it, and so has a trace."""
-
-    sequence: np.ndarray  # [token], the index of its input
-    position: np.ndarray  # [token], from 0
-    final_id: np.ndarray  # [token]
-
-
-class Setting(NamedTuple):
-    """A policy with its layers, its threshold and a draft length."""
-
-    policy: ExitPolicy
-    expected: float  # how many times as fast as full depth it would be if time went by work alone
+    def __str__(self) -> str:
+        """What was chosen, and why."""
+        if not self.settings:
+            return "nothing: there is nothing to choose from"
+        chosen = self.kind if self.policy else "nothing"
+        timed = f"timed at {self.speedup:.2f}" if self.speedup != 1.0 else "not timed"
+        return f"{chosen}: {self.kind} would be {self.expected:.2f} times as fast as full depth, {timed}"
 
 
 def plan_drafts(
@@ -87,11 +74,12 @@ def plan_drafts(
     batch_size: int = 8,
     max_source_tokens: int | None = None,
 ) -> DraftPlan:
-    """Plans verified exits for some inputs: what `generate` does where `max_draft` is "auto".
+    """Plans drafts for some inputs: what `generate` does where `max_draft` is "auto".
 
     Args:
-        policies: to choose from; by default some that need no training. What a policy names is kept: its
-            threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a number.
+        policies: to choose from; by default some that need no training, with copies. What a policy names is
+            kept: its threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a
+            number. Its `copies` are tried with its exits, alone, and not at all.
         max_new_tokens, batch_size, max_source_tokens: as in `generate`.
 
     Raises:
@@ -126,30 +114,93 @@ def make_plan(
     """The plan of `plan_drafts`, for inputs that are tokenized and policies that verify, all checked."""
     started = time.perf_counter()
     batch_size = min(batch_size, len(texts))
-    chosen, others = _choose_inputs(texts, batch_size)
+    trial, confirming = _choose_inputs(texts, batch_size)
     # a replay need not see a large batch whole: at most so many inputs, at equal distances
-    replayed = chosen[:: -(-len(chosen) // PLANNING_INPUTS)]
+    replayed = trial[:: -(-len(trial) // PLANNING_INPUTS)]
+    encodings = encodings or EncoderCache()
     batches = encode_batches(model, ids, replayed, encodings=encodings)
-    states = full_depth_states(model, batches, max_new_tokens)
-    ranked, compared = rank_settings(model, states, policies, max_new_tokens)
+    states = full_depth_states(model, batches, min(max_new_tokens, MOST_TOKENS))
+    (first,) = encode_batches(model, ids, trial[:batch_size], batch_size, encodings)
+    steps = measured_steps(decoder_of(model.network), first)
+    tokens = int(np.clip(TURN_SECONDS / steps.full_depth, LEAST_TOKENS, min(MOST_TOKENS, max_new_tokens)))
+
+    def costs_of(bound: BoundPolicy) -> StepCosts:
+        if not bound.decision_layers:
+            return steps
+        return steps._replace(decision=decision_seconds(model, states, bound, batch_size, steps.readout))
+
+    ranked, compared = rank_settings(model, states, kinds_of(policies, model.layers), max_new_tokens, costs_of)
     tried = worth_timing(ranked)
     if not tried:
-        expected = ranked[0].expected if ranked else 1.0
-        return DraftPlan(None, 1.0, expected, compared, time.perf_counter() - started)
-    clock = partial(_seconds, model, max_new_tokens=min(max_new_tokens, TRIAL_TOKENS))
+        best = ranked[0] if ranked else Setting(None, 1.0)
+        return DraftPlan(None, kind_of(best.policy), 1.0, best.expected, compared, time.perf_counter() - started)
+
+    timed = Timed(model, ids, batch_size, tokens, encodings)
     fastest, speedup = find_fastest(
         [setting.policy for setting in tried],
-        trial=partial(clock, encode_batches(model, ids, chosen, batch_size, encodings)),
-        confirming=partial(clock, encode_batches(model, ids, others, batch_size, encodings)),
+        trial=partial(timed.seconds, trial),
+        confirming=partial(timed.seconds, confirming),
     )
-    policy = tried[fastest].policy if speedup >= MIN_SPEEDUP else None
-    return DraftPlan(policy, speedup, tried[fastest].expected, compared, time.perf_counter() - started)
+    chosen = tried[fastest]
+    return DraftPlan(
+        policy=chosen.policy if speedup >= MIN_SPEEDUP else None,
+        kind=kind_of(chosen.policy),
+        speedup=speedup,
+        expected=chosen.expected,
+        settings=compared,
+        seconds=time.perf_counter() - started,
+    )
+
+
+class Timed(NamedTuple):
+    """How inputs are decoded where they are timed."""
+
+    model: Model
+    ids: list[list[int]]
+    batch_size: int
+    tokens: int  # of an output, at most
+    encodings: EncoderCache
+
+    def seconds(self, indices: np.ndarray, policy: ExitPolicy | None, turn: int) -> float:
+        """Seconds that a batch of the inputs with these indices takes, the next one each turn.
+
+        Without the encoder; at full depth without a policy.
+        """
+        start = turn * self.batch_size % len(indices)
+        chosen = indices[start : start + self.batch_size]
+        (batch,) = encode_batches(self.model, self.ids, chosen, self.batch_size, self.encodings)
+        # a threshold that learns begins anew
+        bound = bind_to_model(self.model, policy or ExitPolicy("static", min_layer=self.model.layers))
+        decoder = decoder_of(self.model.network)
+        started = time.perf_counter()
+        decode_batch(decoder, batch.tokens, bound, self.tokens, batch.indices, batch.encoded)
+        return time.perf_counter() - started
 
 
 def default_policies() -> list[ExitPolicy]:
-    """Policies that need no training."""
+    """Policies that need no training, with copies."""
     policies = [ExitPolicy(measure, propagation="verify") for measure in DEFAULT_MEASURES]
-    return [*policies, ExitPolicy(propagation="verify", pruning="fixed", top_k=DEFAULT_TOP_K)]
+    policies.append(ExitPolicy(propagation="verify", pruning="fixed", top_k=DEFAULT_TOP_K))
+    return [replace(policy, copies=copies) for policy in policies for copies in DEFAULT_COPIES]
+
+
+def kinds_of(policies: Iterable[ExitPolicy], layers: int) -> list[ExitPolicy]:
+    """The policies, each of which may also go without its copies, and their copies without exits."""
+    kinds: dict[ExitPolicy, None] = {}
+    for policy in policies:
+        kinds[policy] = kinds[replace(policy, copies=None)] = None
+        if policy.copies:
+            kinds[ExitPolicy.copying(policy.copies, layers)] = None
+    return list(kinds)
+
+
+def kind_of(policy: ExitPolicy | None) -> str:
+    """What drafts."""
+    if policy is None:
+        return ""
+    if not policy.copies:
+        return "exits"
+    return "copies" if policy.measure.name == "static" else "copies and exits"
 
 
 def _choose_inputs(texts: list[str], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,178 +224,14 @@ def _choose_inputs(texts: list[str], batch_size: int) -> tuple[np.ndarray, np.nd
     return batches_from(first), batches_from(first + every // 2)
 
 
-def rank_settings(
-    model: Model,
-    states: FullDepthStates,
-    policies: Sequence[ExitPolicy],
-    max_new_tokens: int,
-    sizes: DecoderSizes | None = None,
-) -> tuple[list[Setting], int]:
-    """The best setting of each policy at each choice of layers, and how many settings were compared.
-
-    The most promising comes first. `sizes` are those of another decoder, in which the tokens exit at the same
-    relative depth.
-    """
-    sizes = sizes or DecoderSizes.of(model.network.config)
-    best_settings = []
-    compared = 0
-    for policy in policies:
-        copied = copied_along(policy.copies, states, max_new_tokens) if policy.copies else None
-        for replay in _replays_at_layers(model, states, policy):
-            best, compared_here = best_setting(replay, states, max_new_tokens, sizes, copied)
-            best_settings.append(best)
-            compared += compared_here
-    best_settings.sort(key=lambda setting: -setting.expected)
-    return best_settings, compared
-
-
-def _replays_at_layers(model: Model, states: FullDepthStates, policy: ExitPolicy) -> Iterator[Replay]:
-    """The replay of a policy at every choice of layers."""
-    candidates = [bind_to_model(model, candidate) for candidate in _at_layers(policy, model.layers)]
-    candidates = [bound for bound in candidates if bound.decision_layers]
-    if not candidates:
-        return
-    # what a policy sees at a layer is the same whichever other layers decide, but for these
-    depends_on_exits = policy.measure.uses_exit_history or not policy.plain
-    first, *_ = candidates  # all others decide at some of its layers
-    at_all_layers = replay_states(model, states, first.policy)
-    for bound in candidates:
-        if depends_on_exits and bound is not first:
-            yield replay_states(model, states, bound.policy)
-        else:
-            columns = np.searchsorted(first.decision_layers, bound.decision_layers)
-            yield Replay(bound, *(array[:, columns] for array in at_all_layers[1:]))
-
-
-def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
-    """The policy from each layer on: deciding at all layers, at every third, or at this one alone."""
-    if policy.exit_layers is not None:
-        return [policy]
-    needed_before = max(policy.measure.lookback, policy.contrast is not None)
-    first = max(policy.min_layer or policy.measure.min_layer or 1, needed_before + 1)
-    candidates = [replace(policy, min_layer=layer) for layer in range(first, layers)]
-    if policy.measure.has_threshold:
-        for step in (LAYER_STEP, layers):
-            for layer in range(first, layers - 1):
-                chosen = tuple(range(layer, layers, step))
-                candidates.append(replace(policy, min_layer=None, exit_layers=chosen))
-    return candidates
-
-
-def best_setting(
-    replay: Replay, states: Tokens, max_new_tokens: int, sizes: DecoderSizes, copied: Copied | None = None
-) -> tuple[Setting, int]:
-    """The threshold and draft length of a policy, at its layers, that need the least work.
-
-    Args:
-        replay: of the policy.
-        states: the tokens that were replayed.
-        max_new_tokens: the `N` of thresholds that decay.
-        sizes: of the decoder whose work is counted.
-        copied: what the policy copies, if it does.
-
-    Returns:
-        That setting, and how many were compared.
-    """
-    policy = replay.bound.policy
-    confidences = replay.confidences[np.isfinite(replay.confidences)].clip(*policy.measure.range)
-    policies = [policy]
-    if policy.measure.has_threshold and policy.threshold is None and confidences.size:
-        shares = np.linspace(0, 1, THRESHOLDS_TRIED)
-        levels = np.unique(np.quantile(confidences, shares, method="inverted_cdf")).tolist()
-        policies = [policy.at_threshold(level) for level in levels]
-    lengths = np.arange(1, MAX_DRAFT + 1)
-    if policy.max_draft != "auto":
-        lengths = np.array([policy.max_draft])
-    exits = []  # [setting][token], the index of the decision; the number of decisions: it exits at none
-    for candidate in policies:
-        bound = candidate.bind(replay.bound.layers, replay.bound.vocabulary)
-        exits.append(first_exits(bound, replay.confidences, states.sequence, states.position, max_new_tokens))
-    exits = np.array(exits).repeat(len(lengths), axis=0)  # [setting, token]
-    rounds = rounds_of(
-        exits,
-        same_token=replay.token_ids == states.final_id[:, None],
-        decision_layers=replay.bound.decision_layers,
-        sequence=states.sequence,
-        max_draft=np.tile(lengths, len(policies)),
-        copied=copied,
-    )
-    plain_work = len(states.sequence) * (sizes.layers * sizes.projections + sizes.readout)
-    expected = plain_work / work_by_token(replay, exits, rounds, sizes).sum(axis=1)
-    best = int(expected.argmax())
-    chosen = policies[best // len(lengths)]
-    max_draft = int(lengths[best % len(lengths)])
-    return Setting(replace(chosen, max_draft=max_draft), float(expected[best])), len(expected)
-
-
-def copied_along(copies: Copies, states: FullDepthStates, max_new_tokens: int) -> Copied:
-    """What rounds would copy along full-depth outputs."""
-    starts = np.flatnonzero(states.position == 0)
-    outputs = [ids.tolist() for ids in np.split(states.final_id, starts[1:])]
-    sources = [ids[ids >= 0].tolist() for ids in on_host(states.source_ids)[states.source_rows[starts]]]
-    return Copied.along(copies, sources, outputs, max_new_tokens)
-
-
-def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes) -> np.ndarray:
-    """`[setting, token]`, FLOPs of the round that begins at each token, 0 where none begins.
-
-    A round drafts its tokens one after the other, and then the last layer verifies them all. A pass of
-    several tokens through a layer counts as one token: it reads the weights of its layer once, and reading
-    them is what takes time. So whoever waits is taken along for nothing.
-
-    The example of three tokens in `mee_utils.decoding.rounds`: four layers, and a policy that decides at
-    layers 1 and 2. With 10 for a pass through a layer, 1 for a decision and 2 for the readout of the last
-    layer:
-
-    | round | token | drafting | verifying |
-    |---|---|---|---|
-    | 0, 1 | 0 | 10 + 1, layer 1 | |
-    | | 1 | 20 + 2, layers 1 and 2 | 20 + 2: both wait at layer 2, since token 1 took token 0 along |
-    | 2 | 2 | 20 + 2, not confident | 20 + 2 |
-
-    The work is 55 at token 0, 0 at token 1 and 44 at token 2.
-
-    Args:
-        replay: what each decision costs.
-        exits: `[setting, token]`, as `rounds_of` takes them.
-        rounds: what `rounds_of` made of them.
-        sizes: of the decoder whose work is counted.
-    """
-    bound = replay.bound
-    layers = bound.layers
-    # of one layer of the replayed decoder, where `sizes` are those of another that has more layers or fewer
-    layer_work = sizes.projections * sizes.layers / layers
-    each = replay.readout_rows / bound.vocabulary * sizes.readout
-    each = each + bound.measure.flops(sizes.d_model)  # [token, decision]
-    until = np.cumsum(each, axis=1)
-    # [token, exit], of all decisions up to it; the last is of a token that exits at none
-    deciding = np.hstack([until, until[:, -1:]])
-    if not bound.measure.readout:
-        deciding[:, :-1] += sizes.readout  # the draft's token then needs logits too
-    tokens = np.arange(len(deciding))
-    drafting = rounds.depth * layer_work + deciding[tokens, exits]  # [setting, token], each token alone
-    # a token takes along what waits before it, so that none of the round waits below its last token
-    waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)  # [setting, token]
-    verifying = (layers - waits_at) * layer_work + sizes.readout
-    work = _sums_to(rounds.run_to, drafting) + verifying
-    if rounds.copies is not None:  # a copy costs nothing to make, and all layers to verify
-        work = np.where(rounds.copies, layers * layer_work + sizes.readout, work)
-    return work * rounds.begins
-
-
-def _sums_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """`[setting, token]`, the sum of `values` from each token on, to before `ends`; all `[setting, token]`.
-
-    >>> _sums_to(np.array([[2, 3, 3]]), np.array([[11, 22, 22]]))
-    array([[33, 44, 22]])
-    """
-    before = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))  # [setting, token + 1], of earlier tokens
-    return np.take_along_axis(before, ends, axis=1) - before[:, :-1]
-
-
 def worth_timing(ranked: Sequence[Setting]) -> list[Setting]:
-    """The settings that are worth a trial: the best few, if they are faster by their work alone."""
-    return [setting for setting in ranked if setting.expected >= MIN_SPEEDUP][:SETTINGS_TIMED]
+    """Of each kind the best settings, of different measures, if they are faster by their costs."""
+    tried: dict[str, dict[str, Setting]] = {}  # kind -> measure -> its best setting
+    for setting in ranked:
+        of_kind = tried.setdefault(kind_of(setting.policy), {})
+        if setting.expected >= MIN_SPEEDUP and len(of_kind) < TIMED_OF_A_KIND:
+            of_kind.setdefault(setting.policy.measure.name, setting)
+    return [setting for of_kind in tried.values() for setting in of_kind.values()]
 
 
 def find_fastest(
@@ -373,34 +260,37 @@ def find_fastest(
 def _speedups(
     policies: Sequence[ExitPolicy], seconds_of: Callable[[ExitPolicy | None, int], float], budget: float
 ) -> np.ndarray:
-    """`[policy]`, how many times as fast as full depth each decodes: medians over turns.
+    """`[policy]`, how many times as fast as full depth each decodes.
 
-    In a turn all decode the same inputs, in random order. The first turn warms up; others follow until the
-    budget of seconds is spent, but at least `LEAST_TURNS`.
+    In a turn all decode the same inputs, in random order. Turns follow until the budget of seconds is spent,
+    but at least `LEAST_TURNS`. Once half of it is spent, policies that are far behind the fastest leave.
     """
-    contenders = [None, *policies]
     order = np.random.default_rng(0)
-    turns: list[np.ndarray] = []
+    contenders = [None, *policies]
+    going = np.arange(len(contenders))
+    timed = np.empty((0, len(contenders)))  # [turn, contender], NaN where it has left
     bar = tqdm(desc="plan drafts", unit="turn", delay=5, disable=None)
-    while len(turns) <= LEAST_TURNS or (np.sum(turns) < budget and len(turns) <= MOST_TURNS):
-        seconds = np.zeros(len(contenders))
-        for index in order.permutation(len(contenders)):
-            seconds[index] = seconds_of(contenders[index], len(turns))
-        turns.append(seconds)
+    while len(timed) < LEAST_TURNS or (np.nansum(timed) < budget and len(timed) < MOST_TURNS):
+        seconds = np.full(len(contenders), np.nan)
+        for index in order.permutation(going):
+            seconds[index] = seconds_of(contenders[index], len(timed))
+        timed = np.vstack([timed, seconds])
+        speedups = np.array([_speedup(timed[:, 0], own) for own in timed.T])  # of full depth itself: 1
+        if np.nansum(timed) > budget / 2:
+            keeps_up = speedups[going] > FAR_BEHIND * speedups[1:].max()
+            going = going[keeps_up | (going == 0)]
         bar.update()
     bar.close()
-    timed = np.array(turns[1:])  # [turn, contender]
-    return np.median(timed[:, :1] / timed[:, 1:], axis=0)
+    return speedups[1:]
 
 
-def _seconds(
-    model: Model, batches: Sequence[Batch], policy: ExitPolicy | None, turn: int, max_new_tokens: int
-) -> float:
-    """Seconds that decoding one of the batches takes, without the encoder; at full depth without a policy."""
-    decoder = decoder_of(model.network)
-    batch = batches[turn % len(batches)]
-    # a threshold that learns begins anew
-    bound = bind_to_model(model, policy or ExitPolicy("static", min_layer=model.layers))
-    started = time.perf_counter()
-    decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
-    return time.perf_counter() - started
+def _speedup(full_depth: np.ndarray, own: np.ndarray) -> float:
+    """Seconds at full depth by those of a policy, `[turn]` each, of all turns in which it was timed.
+
+    Of ten or more turns the tenth in which it was relatively slowest, and that in which it was fastest, is left
+    out: then the machine did something else, too.
+    """
+    turns = np.flatnonzero(np.isfinite(own))
+    ranked = turns[np.argsort(full_depth[turns] / own[turns])]
+    kept = ranked[len(ranked) // 10 : len(ranked) - len(ranked) // 10]
+    return float(full_depth[kept].sum() / own[kept].sum())
