@@ -16,7 +16,7 @@ from benchmarks.__main__ import main, parts_of, timed
 from benchmarks.clock import in_random_order, take_turns
 from transformers import T5Config
 
-from mee_utils import DraftPlan, ExitPolicy, MeeError
+from mee_utils import Copies, DraftPlan, ExitPolicy, MeeError
 from mee_utils.common.files import PACKAGE
 from mee_utils.companion.result_tables import AGAIN, BENCH, one_machine, read_timings
 from mee_utils.models.costs import DecoderSizes
@@ -325,9 +325,10 @@ def test_a_task_is_timed_with_its_own_checkpoint(part, batches, monkeypatch):
     monkeypatch.setattr(rules, "read_manifest", lambda *_: {"parameters": settings})
     planned_on = []
 
-    def plan(model, inputs, **_):
+    def plan(model, inputs, policies, **_):
+        assert policies is None or not any(policy.copies for policy in policies)
         planned_on.append(inputs)
-        return DraftPlan(None, 1.0, 1.0, 0, 0.0)
+        return DraftPlan(None, "", 1.0, 1.0, 0, 0.0)
 
     monkeypatch.setattr(rules, "plan_drafts", plan)
     tasks = {name: SimpleNamespace(name=name, inputs=["a"]) for name in ("translation", "summarization")}
@@ -375,8 +376,9 @@ def test_all_contenders_decode_a_batch_before_any_decodes_the_next_and_the_order
 
 def test_a_table_says_what_was_planned():
     policy = ExitPolicy(threshold=0.5, exit_layers=[2, 5], propagation="verify", max_draft=4)
-    row = rules.describe_plan(DraftPlan(policy, speedup=1.2, expected=1.3, settings=9, seconds=2.0))
+    row = rules.describe_plan(DraftPlan(policy, "exits", speedup=1.2, expected=1.3, settings=9, seconds=2.0))
     assert row == {
+        "drafts": "exits",
         "rule": "softmax_margin",
         "min_layer": None,
         "exit_layers": "2 5",
@@ -385,8 +387,11 @@ def test_a_table_says_what_was_planned():
         "expected": 1.3,
         "planning_seconds": 2.0,
     }
-    plain = rules.describe_plan(DraftPlan(None, speedup=1.0, expected=1.01, settings=9, seconds=2.0))
-    assert plain == {"expected": 1.01, "planning_seconds": 2.0}
+    plain = rules.describe_plan(DraftPlan(None, "copies", 1.0, expected=1.01, settings=9, seconds=2.0))
+    assert plain == {"drafts": "", "expected": 1.01, "planning_seconds": 2.0}
+    copying = ExitPolicy.copying(Copies(), 12)
+    row = rules.describe_plan(DraftPlan(copying, "copies", 1.2, expected=1.3, settings=9, seconds=2.0))
+    assert row["drafts"] == "copies" and row["rule"] == ""
 
 
 def generation(seconds, tokens=10, samples=4):
@@ -491,6 +496,30 @@ def test_drafts_are_made_and_kept_as_the_script_says(agreeing, batch, most):
         assert row.drafts.rounds == rounds
 
 
+@pytest.mark.parametrize("exits", [False, True])
+def test_copies_are_made_and_kept_as_the_script_says(agreeing, exits):
+    """Alone, and before exits that draft a token each at layer 2, all of them right."""
+    batch, draw = 2, np.random.default_rng(4)
+    left = TINY.tokens - 1 - np.arange(TINY.tokens)  # a token of the last layer's stands behind a copy
+    copied = np.minimum(draw.integers(0, 4, (batch, TINY.tokens)), left)
+    right = np.minimum(draw.integers(0, 4, copied.shape), copied)
+    at_two = np.full(copied.shape, 2)
+    script = shapes.Script(at_two, at_two > 0, at_two < 0, copied, right)
+    policy = shapes.ExitPolicy.copying(Copies(), SIZES.layers)
+    if exits:
+        policy = shapes.ExitPolicy(min_layer=1, propagation="verify", max_draft=1, copies=Copies())
+    rows = shapes.verified(agreeing, shapes.played(policy, script, agreeing, SIZES.layers), script)()
+    for number, row in enumerate(rows):
+        layers, rounds = [], 0
+        while len(layers) < TINY.tokens:
+            rounds += 1
+            many = right[number, len(layers)]
+            no_copy = 2 if exits and not copied[number, len(layers)] else SIZES.layers
+            layers += [0] * many + [no_copy]
+        assert row.exit_layers.tolist() == layers and row.drafts.rounds == rounds
+        assert row.token_ids == shapes.known_outputs(agreeing, batch, TINY.tokens)[number].tolist()
+
+
 def test_a_played_policy_decides_at_the_layers_that_stand_for_its_own_and_listens_to_the_script(tiny):
     seen = []
 
@@ -541,8 +570,9 @@ def test_shapes_are_timed_with_what_the_trained_models_did(monkeypatch):
     assert {*shapes.KEYS, *AGAIN, "low", "high", "weights"} <= set(found) and (found.speed > 0).all()
     assert set(found.task) == {"question_answering", "summarization", "translation"}
     alone, in_batches = found[found.batch == 1], found[found.batch == 2]
-    assert {"fixed layer", "verified", "one layer"} <= set(alone.kind)
-    assert set(in_batches.kind) == {"fixed layer", "verified", "pruned"}
+    drafts = {"copies", "verified", "planned"}
+    assert {"fixed layer", "one layer", *drafts} <= set(alone.kind)
+    assert set(in_batches.kind) == {"fixed layer", "pruned", *drafts}
     assert not found.duplicated(list(shapes.KEYS)).any()
 
 

@@ -294,7 +294,9 @@ def test_a_charged_oracle_pays_for_decisions_and_decides_no_other_way(oracle_tab
     same = ["loss", "score", "tokens", "layers"]
     assert np.array_equal(free[same], charged[same])
     paid = (charged.flops.to_numpy() - free.flops.to_numpy()) / 2 / 96  # rows of the LM head, of width 96
-    first, vocabulary, few = 4, 1600, 64
+    first = 4
+    vocabulary = 1600
+    few = 64
     at_first = free.layers == first * free.tokens  # the list is made there, and nothing is read off it
     assert at_first.any() and not paid[at_first].any()
     assert (paid % few == 0).all(), "the vocabulary is a multiple of the list"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..exits.policy import ExitPolicy
 
 MAIN_MODEL = "calm"  # all rules are swept on this backbone, a few on the others
+BASELINE = "vanilla"  # beside whose full depth rivals of exits stand
+SHALLOW = "decoder trained shallow"
 DASHES = {"solid": (), "dash": (4, 1.5), "dot": (1, 1), "mixed": (3, 1, 1, 1)}
 PRUNED_SIZES = {"fixed": {"top_k": "top_k"}, "decaying": {"top_k": "first_k", "least_k": "least_k"}}
 

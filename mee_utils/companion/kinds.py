@@ -18,7 +18,10 @@ QUALITY = 0.99  # of the model's own score at full depth
 FIXED = "fixed layer"
 ONE = "one layer"
 SEVERAL = "several layers"
-VERIFIED = "verified"
+VERIFIED = "verified"  # drafts of exits
+COPIES = "copies"  # drafts that are copied from the input
+PLANNED = "planned"  # copies, exits or both, whichever a plan takes to be fastest
+LOSSLESS = (COPIES, VERIFIED, PLANNED)
 
 
 def kind_of(rule: str) -> str | None:

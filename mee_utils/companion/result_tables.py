@@ -35,7 +35,7 @@ KEYS = ["task", "model", "rule", "threshold"]
 AGAIN = ["again", "again_low", "again_high"]  # full depth against itself: what the clock can resolve
 SPEED = ["batch", "speed", "low", "high", *AGAIN]
 SAMPLES = ["samples_speed", "samples_low", "samples_high", "samples_per_second", "tokens_per_second"]
-OF_DRAFTS = ["rule", "threshold", "max_draft", "expected", "planning_seconds"]
+OF_DRAFTS = ["drafts", "rule", "threshold", "max_draft", "expected", "planning_seconds"]
 OF_OUTPUTS = [
     *("metric", "score", "score_low", "score_high", "corpus_score"),
     *("retained", "retained_low", "retained_high", "mean_exit_layer", "flops_share", "length_share"),

@@ -8,12 +8,10 @@ import math
 
 import pandas as pd
 
-from .catalogue import HEADS
+from .catalogue import BASELINE, HEADS, SHALLOW
 from .result_tables import EXITS, Measured, read_full_depth, read_lengths, read_retrained
 from .verdicts import on_front
 
-BASELINE = "vanilla"
-SHALLOW = "decoder trained shallow"
 FIXED = "fixed exit layer"
 SEPARATE = "exit heads on a frozen model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)

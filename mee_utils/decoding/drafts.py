@@ -131,8 +131,8 @@ def drafters_of(decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy) -> 
 class CopyDrafter:
     """Begins a round with a copy, where there is one (`exits.copies`).
 
-    The copied tokens wait below layer 1, and so does the one behind them, which is the last layer's. A drafter
-    that is `alone` leaves no row: where there is no copy, only that last one waits.
+    The copied tokens wait below layer 1, and so does the one behind them, which is the last layer's. Where
+    there is no copy, a drafter that is `alone` lets only that one wait; another leaves the row.
     """
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, copies: Copies, alone: bool = False):

@@ -1,13 +1,13 @@
 """Planned drafts: copies, exits, both or neither, whichever makes decoding fastest; the output is the same.
 
 1. A few of the inputs are decoded at full depth once, and the states after every layer are kept.
-2. What the steps of decoding cost is measured on this machine (`step_costs`). The policies are replayed on the
-   states at many layers, thresholds and draft lengths, with copies and without, and ranked by what all their
-   steps would cost (`ranking`).
+2. What the steps of decoding cost is measured on this machine (`step_costs`). The policies are replayed on
+   the states at many layers, thresholds and draft lengths, with copies and without, and ranked by what all
+   their steps would cost (`ranking`).
 3. The best of each kind is timed on these inputs and the rest of their batches, each beside full depth on the
    same ones. The fastest of several timings is in part the luckiest, and its threshold fits these inputs, so
-   that it looks faster than it is. It is therefore timed once more, on other inputs where there are any. If it
-   is faster than full depth by `MIN_SPEEDUP` there too, it is used; else all layers are run.
+   that it looks faster than it is. It is therefore timed once more, on other inputs where there are any. If
+   it is faster than full depth by `MIN_SPEEDUP` there too, it is used; else all layers are run.
 """
 
 import time
@@ -129,11 +129,15 @@ def make_plan(
             return steps
         return steps._replace(decision=decision_seconds(model, states, bound, batch_size, steps.readout))
 
-    ranked, compared = rank_settings(model, states, kinds_of(policies, model.layers), max_new_tokens, costs_of)
+    ranked, compared = rank_settings(
+        model, states, kinds_of(policies, model.layers), max_new_tokens, costs_of
+    )
     tried = worth_timing(ranked)
     if not tried:
         best = ranked[0] if ranked else Setting(None, 1.0)
-        return DraftPlan(None, kind_of(best.policy), 1.0, best.expected, compared, time.perf_counter() - started)
+        return DraftPlan(
+            None, kind_of(best.policy), 1.0, best.expected, compared, time.perf_counter() - started
+        )
 
     timed = Timed(model, ids, batch_size, tokens, encodings)
     fastest, speedup = find_fastest(
@@ -285,10 +289,10 @@ def _speedups(
 
 
 def _speedup(full_depth: np.ndarray, own: np.ndarray) -> float:
-    """Seconds at full depth by those of a policy, `[turn]` each, of all turns in which it was timed.
+    """Seconds at full depth by those of a policy, `[turn]` each, of all turns that it took part in.
 
-    Of ten or more turns the tenth in which it was relatively slowest, and that in which it was fastest, is left
-    out: then the machine did something else, too.
+    Of ten or more turns the tenth in which it was relatively slowest, and that in which it was fastest, is
+    left out: then the machine did something else, too.
     """
     turns = np.flatnonzero(np.isfinite(own))
     ranked = turns[np.argsort(full_depth[turns] / own[turns])]

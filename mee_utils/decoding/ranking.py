@@ -249,7 +249,9 @@ def _sums_to(ends: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.take_along_axis(before, ends, axis=1) - before[:, :-1]
 
 
-def decision_seconds(model: Model, states: FullDepthStates, bound: BoundPolicy, rows: int, readout: float) -> float:
+def decision_seconds(
+    model: Model, states: FullDepthStates, bound: BoundPolicy, rows: int, readout: float
+) -> float:
     """Seconds of a decision about one token of so many rows beside its logits, which take `readout`."""
     replays = []
     seconds = []

@@ -44,7 +44,7 @@ VERIFY_AT = 0.7  # rows are verified together, once the drafts of this share hav
 
 
 class DraftDecoder:
-    """Decodes one batch, whose rows are the inputs `sequence`, `[row]`: the last layer verifies every draft."""
+    """Decodes one batch, the inputs `sequence`, `[row]`; the last layer verifies what drafters draft."""
 
     def __init__(
         self, decoder: LayerwiseDecoder, cache: Cache, drafters: list[Drafter], sequence: np.ndarray

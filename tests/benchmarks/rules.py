@@ -25,7 +25,7 @@ from mee_utils.companion.catalogue import (
 )
 from mee_utils.companion.experiment import Experiment
 from mee_utils.companion.inputs import load_tasks, weights_digest
-from mee_utils.companion.kinds import QUALITY, VERIFIED, settings_to_time
+from mee_utils.companion.kinds import COPIES, PLANNED, QUALITY, VERIFIED, settings_to_time
 from mee_utils.companion.profiles import load_profile
 from mee_utils.companion.published_bugs import collapsing
 from mee_utils.companion.published_setting import BATCHES as PUBLISHED_BATCHES
@@ -41,9 +41,11 @@ from mee_utils.companion.result_tables import AGAIN, OF_OUTPUTS, read_manifest, 
 from mee_utils.companion.rivals import BASELINE
 from mee_utils.companion.training.rivals import kept_rivals, load_rival
 from mee_utils.companion.verdicts import keeping, within_loss
+from mee_utils.decoding import planning
 from mee_utils.decoding.generation import Generation, generate
-from mee_utils.decoding.planning import DraftPlan, plan_drafts
+from mee_utils.decoding.planning import DraftPlan, default_policies, plan_drafts
 from mee_utils.exits.classifier_kinds import ExitClassifier
+from mee_utils.exits.copies import Copies
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.loading import Model
 from mee_utils.tasks.loading import Task
@@ -61,7 +63,7 @@ WARM_UP = 2  # inputs that each contender decodes first
 BATCHES = (1, 8, 32)
 
 
-Contender = ExitPolicy | Model | None  # a policy, the full depth of another model, or full depth itself
+Contender = ExitPolicy | Copies | Model | None  # a policy, another model's full depth, or full depth itself
 
 
 class Setting(NamedTuple):
@@ -94,13 +96,17 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 
 
 def exits(experiment: Experiment) -> Iterator[Setting]:
-    """Exits that keep the quality: of the main model one setting a family (`kinds.settings_to_time`), and of
-    each model verified ones, planned for the task and batch on examples for choices; all on test inputs.
+    """What keeps the quality, on test inputs: of the main model exits that decide alone, one setting a family
+    (`kinds.settings_to_time`), and of each model all kinds of drafts that the last layer verifies.
+
+    Drafts of exits, and the choice among exits, copies and both, are planned for the task and batch on
+    examples for choices.
     """
     settings = experiment.profile.results
     length = settings.max_new_tokens
     planned_on = experiment.tasks(part="choices")
     names = sorted(experiment.backbones, key=lambda name: name != MAIN_MODEL)
+    exits_alone = list(dict.fromkeys(replace(policy, copies=None) for policy in default_policies()))
     rows, policies = pd.DataFrame(), []
     if MAIN_MODEL in experiment.backbones:
         rows = timed_settings(experiment.profile.name)
@@ -109,9 +115,19 @@ def exits(experiment: Experiment) -> Iterator[Setting]:
     for name, task, batch in product(names, load_tasks(experiment.profile, "test", settings.timed), BATCHES):
         model = experiment.model(name, task.name)
         model.network.float()
-        plan = plan_drafts(model, planned_on[task.name].inputs, max_new_tokens=length, batch_size=batch)
-        labels = pd.DataFrame([{"kind": VERIFIED, **describe_plan(plan)}])
-        contenders = [plan.policy]
+        plans = [
+            plan_drafts(
+                model, planned_on[task.name].inputs, policies_tried, max_new_tokens=length, batch_size=batch
+            )
+            for policies_tried in (exits_alone, None)
+        ]
+        kinds = [{"kind": COPIES}]
+        kinds += [
+            {"kind": kind, **describe_plan(plan)}
+            for kind, plan in zip((VERIFIED, PLANNED), plans, strict=True)
+        ]
+        labels = pd.DataFrame(kinds)
+        contenders = [Copies(), *(plan.policy for plan in plans)]
         if name == MAIN_MODEL:
             here = (rows.task == task.name).to_numpy()
             labels = pd.concat([rows.loc[here, ["kind", "rule", "threshold"]], labels], ignore_index=True)
@@ -151,8 +167,9 @@ def published(experiment: Experiment) -> Iterator[Setting]:
 
 
 def describe_plan(plan: DraftPlan) -> dict:
-    """What a table says of a plan; no rule where full depth was faster."""
-    row = {"expected": plan.expected, "planning_seconds": plan.seconds}
+    """What a table says of a plan; it drafts nothing where full depth was faster."""
+    row = {"drafts": plan.kind if plan.policy else "", "expected": plan.expected}
+    row["planning_seconds"] = plan.seconds
     if policy := plan.policy:
         row |= {
             "rule": drafts_by(policy),
@@ -222,7 +239,9 @@ def trained(experiment: Experiment, model: Model, rules: Iterable[str]) -> dict[
 
 
 def drafts_by(policy: ExitPolicy) -> str:
-    """What a table calls the rule of planned drafts."""
+    """What a table calls the rule of planned drafts; of copies it is none."""
+    if planning.kind_of(policy) == "copies":
+        return ""
     return policy.measure.name + (" over few ids" if policy.pruning else "")
 
 

@@ -10,7 +10,7 @@ short answers.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -21,24 +21,35 @@ from mee_utils.common.errors import MeeError
 from mee_utils.companion.catalogue import MAIN_MODEL, RULES
 from mee_utils.companion.experiment import Experiment
 from mee_utils.companion.inputs import weights_digest
-from mee_utils.companion.kinds import FIXED, VERIFIED
+from mee_utils.companion.kinds import COPIES, FIXED, LOSSLESS, PLANNED, VERIFIED
 from mee_utils.companion.result_tables import AGAIN
-from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
+from mee_utils.decoding.drafts import CopyDrafter, ExitDrafter
+from mee_utils.decoding.full_depth import (
+    Batch,
+    FullDepthStates,
+    encode_batches,
+    full_depth_states,
+    replay_states,
+)
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.inputs import input_ids
+from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.decoding.planning import (
     MIN_SPEEDUP,
-    Setting,
     default_policies,
     find_fastest,
-    rank_settings,
+    kind_of,
+    kinds_of,
     worth_timing,
 )
+from mee_utils.decoding.ranking import Setting, copied_along, decision_seconds, rank_settings
 from mee_utils.decoding.rounds import first_exits
+from mee_utils.decoding.step_costs import StepCosts, measured_steps
 from mee_utils.decoding.token import on_host
 from mee_utils.decoding.verify import DraftDecoder
+from mee_utils.exits.copies import Copies
 from mee_utils.exits.measures import ForcedExits
-from mee_utils.exits.policy import ExitPolicy
+from mee_utils.exits.policy import BoundPolicy, ExitPolicy
 from mee_utils.models.costs import DecoderSizes
 
 from .clock import beside_first, in_random_order, seconds_of
@@ -50,7 +61,7 @@ KEYS = ("profile", "shape", "task", "batch", "kind", "rule", "threshold")
 EXAMPLES = 64  # outputs of each task that are played
 TOKENS = {1: 24, 8: 16, 32: 12}  # batch -> tokens that each row plays
 SCRIPTS = {1: 24, 8: 16, 32: 12}  # batch -> how often, each time other outputs
-IN_BATCHES = (FIXED, "pruned", VERIFIED)  # kinds that are played in batches too
+IN_BATCHES = (FIXED, "pruned", *LOSSLESS)  # kinds that are played in batches too
 LAYERS = (6, 11)  # of twelve, at which tokens exit from fixed layers
 TRIAL_SEED = 1001
 CONFIRMING_SEED = 2001
@@ -65,6 +76,8 @@ class Outputs(NamedTuple):
     layers: list[np.ndarray]  # at which the token exits or is drafted; the last: neither
     right: list[np.ndarray]  # whether a draft is the last layer's token
     depth: int
+    copied: list[np.ndarray] | None = None  # how many tokens a round copies that begins there
+    copied_right: list[np.ndarray] | None = None  # how many of them are right
 
 
 class Trained:
@@ -106,18 +119,36 @@ class Trained:
             for name, task in self.tasks.items()
         }
 
+    def batch(self, task: str, rows: int) -> Batch:
+        """Some inputs of a task, encoded."""
+        ids = input_ids(self.model.tokenizer, self.tasks[task].inputs[:rows])
+        (batch,) = encode_batches(self.model, ids, batch_size=rows)
+        return batch
+
     def drafts(self, task: str, policy: ExitPolicy) -> Outputs:
         """The drafts of a policy."""
         states = self.states[task]
-        replay = replay_states(self.model, states, policy)
         length = self.settings.max_new_tokens
+        ends = np.flatnonzero(np.diff(states.sequence)) + 1
+        copied = {}
+        if policy.copies:
+            found = copied_along(policy.copies, states, length)
+            # behind a copy stands a token of the last layer's, in the same output
+            left = np.searchsorted(states.sequence, states.sequence, side="right")
+            left = left - np.arange(len(left)) - 1
+            offered = np.minimum(found.offered, left)
+            copied["copied"] = np.split(offered, ends)
+            copied["copied_right"] = np.split(np.minimum(found.right, offered), ends)
+        if kind_of(policy) == "copies":
+            never = np.split(np.full(len(states.sequence), self.model.layers), ends)
+            return Outputs(never, [layers < 0 for layers in never], self.model.layers, **copied)
+        replay = replay_states(self.model, states, policy)
         exits = first_exits(replay.bound, replay.confidences, states.sequence, states.position, length)
         layers = np.array([*replay.bound.decision_layers, self.model.layers])[exits]
         no_draft = np.full((len(exits), 1), -1)
         drafted = np.hstack([replay.token_ids, no_draft])[np.arange(len(exits)), exits]
-        ends = np.flatnonzero(np.diff(states.sequence)) + 1
         right = np.split(drafted == states.final_id, ends)
-        return Outputs(np.split(layers, ends), right, self.model.layers)
+        return Outputs(np.split(layers, ends), right, self.model.layers, **copied)
 
 
 @lru_cache(maxsize=1)
@@ -135,6 +166,10 @@ class Script(NamedTuple):
     layers: np.ndarray  # of the other decoder, at which the token exits or is drafted
     right: np.ndarray  # whether the last layer says the same
     ends: np.ndarray  # whether an output ends here, and with it a round
+    copied: np.ndarray | None = (
+        None  # how many tokens a round copies that begins here; None: there are no copies
+    )
+    copied_right: np.ndarray | None = None  # how many of them are right
 
     @classmethod
     def of(cls, outputs: Outputs, bench: Bench, size: tuple[int, int], seed: int = SEED) -> "Script":
@@ -149,6 +184,8 @@ class Script(NamedTuple):
             layers=deeper(one_after_the_other(outputs.layers), bench, outputs.depth),
             right=one_after_the_other(outputs.right),
             ends=one_after_the_other(ends),
+            copied=None if outputs.copied is None else one_after_the_other(outputs.copied),
+            copied_right=None if outputs.copied is None else one_after_the_other(outputs.copied_right),
         )
 
 
@@ -179,39 +216,69 @@ def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> Exit
     )
 
 
-class ScriptedDrafts(DraftDecoder):
-    """Verified exits of a model whose layers agree: drafts are wrong, and rounds end, as the script says."""
+class ScriptedExits(ExitDrafter):
+    """Exits of a model whose layers agree: drafts are wrong, and rounds end, as the script says."""
 
     def __init__(self, decoder, cache, bound, script: Script):
-        super().__init__(decoder, cache, bound, np.arange(len(script.right)))
+        super().__init__(decoder, cache, bound)
         self.script = script
+
+    def draft(self, rows):
+        super().draft(rows)
+        for row in rows:
+            row.ready_to_verify |= bool(self.script.ends[row.number, row.position - 1])
+        return []
 
     def _drafted_ids(self, state, exits):
         ids, readout_rows = super()._drafted_ids(state, exits)
         right = self.script.right[state.sequence[exits], state.position[exits]]
         return np.where(right, ids, (ids + 1) % self.bound.vocabulary), readout_rows
 
-    def _record_drafts(self, rows, state, exits) -> None:
-        super()._record_drafts(rows, state, exits)
-        for index in state.step_rows[exits]:
-            row = rows[index]
-            row.ready_to_verify |= bool(self.script.ends[row.sequence, row.position - 1])
+
+class ScriptedCopies(CopyDrafter):
+    """Copies of outputs that are known, `[row, token]`: as many, and as many right, as the script says."""
+
+    def __init__(self, decoder, cache, copies, alone, script: Script, outputs: np.ndarray):
+        super().__init__(decoder, cache, copies, alone)
+        self.script = script
+        self.outputs = outputs
+
+    def _copied(self, row):
+        looked_for = super()._copied(row)  # and not listened to
+        at = row.number, row.position
+        ids = self.outputs[row.number, row.position : row.position + self.script.copied[at]].copy()
+        wrong = slice(self.script.copied_right[at], None)
+        ids[wrong] = (ids[wrong] + 1) % self.decoder.config.vocab_size
+        return ids.tolist() if looked_for is not None else []
 
 
 def verified(bench: Bench, policy: ExitPolicy, script: Script) -> Run:
-    """Decoding with verified exits by a script; a call gives the outputs."""
+    """Decoding with verified drafts by a script; a call gives the outputs."""
     import torch
 
     rows, tokens = script.right.shape
     inputs = bench.inputs(rows)
     bound = bind_policy(policy, bench.decoder)
+    known = None if script.copied is None else known_outputs(bench, rows, tokens)
 
     @torch.inference_mode()
     def run():
         cache = bench.decoder.begin(inputs, tokens)
-        return ScriptedDrafts(bench.decoder, cache, bound, script).decode()
+        drafters = []
+        if known is not None:
+            alone = not bound.decision_layers
+            drafters.append(ScriptedCopies(bench.decoder, cache, policy.copies, alone, script, known))
+        if bound.decision_layers:
+            drafters.append(ScriptedExits(bench.decoder, cache, bound, script))
+        return DraftDecoder(bench.decoder, cache, drafters, np.arange(rows)).decode()
 
     return run
+
+
+@cache
+def known_outputs(bench: Bench, rows: int, tokens: int) -> np.ndarray:
+    """What the benchmark's model writes at full depth, `[row, token]`."""
+    return np.array([output.token_ids for output in bench.ours(rows, tokens=tokens)()])
 
 
 class Drafting(NamedTuple):
@@ -228,10 +295,11 @@ class Drafting(NamedTuple):
     def labels(self) -> dict:
         """What the table says of it; `depth` is where the first draft may be made."""
         policy = self.setting.policy
+        labels = {"drafts": kind_of(policy), "expected": self.setting.expected, "rule": drafts_by(policy)}
+        if labels["drafts"] == "copies":
+            return labels
         first, *_ = policy.exit_layers or [policy.min_layer]
-        return {
-            "expected": self.setting.expected,
-            "rule": drafts_by(policy),
+        return labels | {
             "threshold": policy.threshold,
             "max_draft": policy.max_draft,
             "depth": first / self.drafts.depth,
@@ -263,8 +331,8 @@ class Contender(NamedTuple):
     run: Callable[[int], Run]
 
 
-def contenders(model: Trained, bench: Bench, batch: int, task: str, plans: list[Drafting]) -> list[Contender]:
-    """What is played of a task at a batch size: exits that decide alone, and verified ones, if they pay."""
+def contenders(model: Trained, bench: Bench, batch: int, task: str) -> list[Contender]:
+    """What is played of a task at a batch size: exits that decide alone, and drafts, planned if they pay."""
     untrained = untrained_classifiers(bench)
     options = model.settings.model_dump()
     size = batch, TOKENS[batch]
@@ -282,23 +350,51 @@ def contenders(model: Trained, bench: Bench, batch: int, task: str, plans: list[
     if batch > 1:
         wanted = [each for each in wanted if each[0]["kind"] in IN_BATCHES]
     found = [of_rule(*each) for each in wanted]
-    chosen = fastest(bench, batch, plans)
-    if chosen:
-        labels = {"task": task, "kind": VERIFIED} | chosen.labels()
-        found.append(Contender(labels, lambda seed: chosen.run(bench, batch, seed)))
+    for kind, drafting in planned(model, bench, batch, task).items():
+        labels = {"task": task, "kind": kind} | drafting.labels()
+        found.append(Contender(labels, lambda seed, drafting=drafting: drafting.run(bench, batch, seed)))
     return found
+
+
+def planned(model: Trained, bench: Bench, batch: int, task: str) -> dict[str, Drafting]:
+    """Copies, and the fastest drafts of exits and of all kinds; not those slower than full depth."""
+    states = model.states[task]
+    steps = measured_steps(bench.decoder, bench.batch(batch))
+    own = measured_steps(decoder_of(model.model.network), model.batch(task, batch))
+    layers = model.model.layers
+    # what a layer of the trained model stands for
+    share = {
+        "layers": layers,
+        "layer": steps.layer * bench.layers / layers,
+        "wider": steps.wider * bench.layers / layers,
+    }
+
+    def costs_of(bound: BoundPolicy) -> StepCosts:
+        decision = 0.0
+        if bound.decision_layers:
+            decision = decision_seconds(model.model, states, bound, batch, own.readout)
+        return steps._replace(decision=decision, **share)
+
+    length = model.settings.max_new_tokens
+    everything = kinds_of(default_policies(), layers)
+    ranked, _ = rank_settings(model.model, states, everything, length, costs_of)
+
+    def drafting(settings: list[Setting]) -> list[Drafting]:
+        return [Drafting(setting, model.drafts(task, setting.policy)) for setting in settings]
+
+    chosen = {COPIES: drafting([Setting(ExitPolicy.copying(Copies(), layers), np.nan)])[0]}
+    exits = [setting for setting in ranked if not setting.policy.copies]
+    for kind, settings in ((VERIFIED, exits), (PLANNED, ranked)):
+        if best := fastest(bench, batch, drafting(worth_timing(settings))):
+            chosen[kind] = best
+    return chosen
 
 
 def timings(model: Trained, bench: Bench) -> Iterator[pd.DataFrame]:
     """A table for each batch size and task."""
-    length = model.settings.max_new_tokens
-    plans = {}
-    for task, states in model.states.items():
-        ranked, _ = rank_settings(model.model, states, default_policies(), length, bench.workload.sizes)
-        plans[task] = [Drafting(one, model.drafts(task, one.policy)) for one in worth_timing(ranked)]
     bench.take_threads()
-    for batch, task in product(BATCHES, plans):
-        compared = contenders(model, bench, batch, task, plans[task])
+    for batch, task in product(BATCHES, model.tasks):
+        compared = contenders(model, bench, batch, task)
         full = Contender({}, lambda seed, batch=batch: bench.ours(batch, tokens=TOKENS[batch]))
         runs = {
             number: lambda script, one=one: seconds_of(one.run(script + 1), bench.device)

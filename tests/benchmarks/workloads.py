@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.errors import check_whole
+from mee_utils.decoding.full_depth import Batch
 from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder
@@ -87,6 +88,14 @@ class Bench:
         ids = torch.randint(2, self.workload.sizes.vocabulary, size, generator=generator)
         ids = ids.to(self.device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def batch(self, rows: int) -> Batch:
+        """So many inputs, encoded."""
+        import torch
+
+        tokens = self.inputs(rows)
+        with torch.inference_mode():
+            return Batch(np.arange(rows), tokens, self.decoder.encode(tokens))
 
     def ours(self, batch: int, policy: ExitPolicy | None = None, tokens: int | None = None) -> Run:
         """Our decoder; a call gives the outputs. `tokens` of each row, by default those of the workload."""

@@ -9,11 +9,10 @@ import pandas as pd
 
 from ...common.files import ROOT
 from .. import published_numbers
-from ..catalogue import MAIN_MODEL, RULES
+from ..catalogue import BASELINE, MAIN_MODEL, RULES, SHALLOW
 from ..figures import label
 from ..kinds import VERIFIED
 from ..result_tables import AGAIN, KEEPS_IT, one_machine
-from ..rivals import BASELINE, SHALLOW
 
 FIGURES = ROOT / "figures"
 BENCH = FIGURES / "bench"
