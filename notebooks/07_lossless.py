@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 07 · Lossless exits: can an exit keep all of the quality and still be faster?
+# # 07 · Lossless drafts: can an exit keep all of the quality and still be faster?
 #
 # [‹ 06 survey rules](06_survey_rules.ipynb) · [all notebooks](../README.md#the-notebooks) · [08 results ›](08_results.ipynb)
 #
@@ -16,6 +16,11 @@
 #
 # For decoder-only models this exists at batch size 1 (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al.
 # 2024). FREE's parallel pass does the same computation but does not verify the drafts.
+#
+# **The rival.** A draft need not come from an exit. An answer or a summary often repeats its input: where the output's
+# last tokens stand in the input, what follows there may follow here. Prompt look-up decoding (Saxena 2023) and LLMA (Yang
+# et al. 2023) copy it; `transformers` does for decoder-only models. A copy costs no layer and no decision, and the last
+# layer verifies it in the same way. What do exits add to copies?
 #
 # **Where the gain comes from.** A layer that runs on eight waiting tokens at once takes little longer than on
 # one, since most of the time goes into reading its weights. Drafting costs the first layers and the
@@ -42,11 +47,12 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from mee_utils import ExitPolicy, trace
+from mee_utils import Copies, ExitPolicy, generate, trace
 from mee_utils.analysis import lossless
 from mee_utils.companion import Experiment, figures
 from mee_utils.companion.catalogue import RULES
 from mee_utils.companion.result_tables import outputs_to_repay, read_timings
+from mee_utils.decoding.rounds import Copied
 from mee_utils.traces.drafts import drafts_of
 from mee_utils.traces.replay import replay_policy, values_at_exits
 
@@ -63,6 +69,12 @@ keys = ["model", "task", "rule"]
 
 # %%
 figures.picture("a_round")
+
+# %% [markdown]
+# Copied tokens wait below the first layer, and so does the last token of the output. All layers process them together.
+
+# %%
+figures.picture("a_copied_round")
 
 # %% [markdown]
 # Drafts that are verified were made behind a right prefix, from the states that full depth has there too. So a trace of
@@ -91,7 +103,23 @@ def right_drafts(replayed):
     return replayed.trace.by_output(drafted & values_at_exits(replayed.same_token, exits))
 
 
-print("the drawing's round:", rounds(np.array([True, True, False])), "tokens")
+def copied(source, written, longest=3, most=8):
+    """What follows where the last tokens of the output stand: three of them, else two, else one.
+
+    They are looked for in the input, and then in the output itself.
+    """
+    for length in range(min(longest, len(written)), 0, -1):
+        in_source = range(len(source) - length)
+        in_output = reversed(range(len(written) - length))
+        for text, places in ((source, in_source), (written, in_output)):
+            for place in places:
+                if text[place : place + length] == written[-length:]:
+                    return text[place + length :][:most]
+    return []
+
+
+print("the first drawing's round:", rounds(np.array([True, True, False])), "tokens")
+print("the second one's copy:", copied("by the red house near".split(), "sees the".split()))
 
 # %% [markdown]
 # One sentence, decoded with the softmax margin: a line a round, in brackets what the last layer had to say itself,
@@ -199,6 +227,44 @@ for name in names:
 # states are right most of the time, in the middle of the decoder or later. That is the difference between the models
 # that 01 shows, in another currency.
 #
+# ## What exits add to copies
+#
+# Copies alone, the pruned margin's exits alone, and both: a round begins with a copy where there is one, and else with exits.
+# Passes of the decoder's weights are the price, as where weights are fetched from memory: a token at full depth is one
+# pass, a draft at layer 3 of 12 a quarter, and the verification of a round what is left, however many tokens wait. Decisions
+# and logits are not counted, so that these are upper limits of a speed. The function above copies what the library copies.
+
+# %%
+by_kind = []
+for (name, task), model in models.items():
+    t = experiment.trace(name, task, limit, max_new_tokens)
+    outputs = [ids.tolist() for ids in t.by_output(t.final_id)]
+    ours = [
+        len(copied(list(source), ids[:position], most=min(8, max_new_tokens - position)))
+        for source, ids in zip(t.source_ids, outputs, strict=True)
+        for position in range(len(ids))
+    ]
+    assert Copied.along(Copies(), t.source_ids, outputs, max_new_tokens).offered.tolist() == ours
+    exits = policies[name, "fixed"]
+    kinds = {
+        "copies": ExitPolicy.copying(Copies(), model.layers),
+        "exits": exits,
+        "copies and exits": replace(exits, copies=Copies()),
+    }
+    for kind, policy in kinds.items():
+        summary = lossless.draft_summary(replay_policy(t, policy, model), max_draft, max_new_tokens)
+        by_kind.append({"model": name, "task": task, "drafts": kind} | summary)
+by_kind = experiment.save_table(pd.DataFrame(by_kind), "copies")
+
+for number, words in {"tokens_a_pass": "tokens a pass", "acceptance": "drafts accepted"}.items():
+    print(words)
+    shown = by_kind.pivot(index="drafts", columns=["model", "task"], values=number)
+    form = "{:.0%}" if number == "acceptance" else "{:.2f}"
+    display(shown.loc[list(kinds)].rename(columns=figures.label).map(form.format))
+
+# %% [markdown]
+# TEXT
+#
 # ## Is it lossless?
 #
 # Now all of it is decoded, with every rule and verification, and compared with the output of full depth token by token. Beside
@@ -217,6 +283,14 @@ decoded = experiment.save_table(decoded, "decoded")
 # %%
 outputs = len(decoded) * limit
 print(f"verified, {decoded.other_outputs.sum()} of {outputs:,} outputs differ from full depth's")
+different = []
+for (name, task), model in models.items():
+    inputs = tasks[task].inputs
+    full = generate(model, inputs, **options).token_ids
+    for policy in (Copies(), replace(policies[name, "fixed"], copies=Copies())):
+        copying = generate(model, inputs, policy, **options).token_ids
+        different += [ids != of_full for ids, of_full in zip(copying, full, strict=True)]
+print(f"copied, {sum(different)} of {len(different):,}")
 shown = decoded[decoded.model == names[0]].rename(
     columns={"kept_unverified": "score kept, unverified", "flops_share": "FLOPs, verified"}
 )
@@ -237,34 +311,37 @@ display(shown.loc[rules].rename(index=figures.label, columns=figures.label).map(
 # measured. FREE and late-weighted are other models trained for exits (00).
 
 # %%
-pairs = [(name, task) for name in experiment.backbones for task in tasks]
-wanted = pd.DataFrame(pairs, columns=["model", "task"]).assign(kind="verified")
+LOSSLESS = ("copies", "verified", "planned")
+rows = [(kind, name, task) for name in experiment.backbones for kind in LOSSLESS for task in tasks]
+wanted = pd.DataFrame(rows, columns=["kind", "model", "task"])
 timed = read_timings("verified", wanted, experiment.profile.name)
-one = timed[(timed.batch == 1) & timed.rule.notna()]  # no rule: nothing is drafted
-one = pd.concat(one[one.task == task] for task in tasks)
+one = pd.concat(timed[(timed.batch == 1) & (timed.task == task)] for task in tasks)
 if len(one):
+    heights = {name: -n for n, name in enumerate(experiment.backbones)}
+    shift = {"copies": 0.25, "verified": 0.0, "planned": -0.25}
     figure, panels = figures.panels(
-        one.assign(height=one.model.map({name: -n for n, name in enumerate(experiment.backbones)})),
-        title="Speed of verified exits, one output at a time",
+        one.assign(height=one.model.map(heights) + one.kind.map(shift)),
+        title="Speed of lossless drafts, one output at a time",
         note=experiment.note(intervals="whiskers: 95 % intervals over inputs; grey: full depth against itself"),
         height=2.2,
     )
     for axis, rows in panels:
-        for row in rows.itertuples():
-            bar = {"height": 0.6, "color": figures.GREY, "alpha": 0.4, "linewidth": 0}
+        for row in rows[rows.kind == "verified"].itertuples():
+            bar = {"height": 0.8, "color": figures.GREY, "alpha": 0.25, "linewidth": 0}
             axis.barh(row.height, row.again_high - row.again_low, left=row.again_low, **bar)
-        figures.dots(axis, rows, "speed", "height", "model", xband=("low", "high"))
+        figures.dots(axis, rows, "speed", "height", "kind", xband=("low", "high"))
         axis.axvline(1, color=figures.GREY, linewidth=0.8)
-        axis.set(xlabel="tokens a second (1 = full depth)", yticks=[])
-        axis.margins(y=0.3)
+        axis.set(xlabel="tokens a second (1 = full depth)")
+        axis.set_yticks(list(heights.values()), [figures.label(name) for name in heights])
+        axis.margins(y=0.1)
     experiment.save_figure(figure, "speed", timed)
 
-    drafting = timed[timed.rule.notna()].groupby("batch").size()
-    counts = ", ".join(f"{number} at batch {batch}" for batch, number in drafting.items())
-    print(f"of {len(wanted)} models and tasks, drafts are planned for {counts}")
+    planned = timed[timed.kind == "planned"].fillna({"drafts": "full depth"})
+    chosen = planned.pivot(index=["model", "batch"], columns="task", values="drafts")
+    display(chosen.rename(index=figures.label, columns=figures.label))
     seconds = timed.planning_seconds
     print(f"planning takes {seconds.min():.0f} to {seconds.max():.0f} s")
-    repaid = outputs_to_repay(one[one.model == "calm"])
+    repaid = outputs_to_repay(planned[(planned.batch == 1) & (planned.model == "calm")])
     print(f"repaid at batch 1, with CALM, after {repaid.min():,.0f} to {repaid.max():,.0f} outputs")
 
 # %% [markdown]

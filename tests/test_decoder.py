@@ -246,7 +246,7 @@ def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, fami
     if not packed.head.packed:
         pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
     with pytest.raises(ValueError, match="no gradient"):
-        packed.head(torch.zeros(1, model.network.config.d_model, requires_grad=True))
+        packed.head(torch.zeros(2, model.network.config.d_model, requires_grad=True))
     batch = model.tokenizer(INPUTS, padding=True, return_tensors="pt")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     for policy in (
@@ -268,6 +268,21 @@ def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, fami
         uncached(model, text, exits, True)
         for text, exits in zip(INPUTS, random_exits(4, model.layers), strict=True)
     ]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 33])
+@pytest.mark.parametrize("row_alone", [False, True])
+@pytest.mark.parametrize("packed_from", [0, 10**9])
+def test_a_product_is_the_same_for_any_number_of_rows(rows, row_alone, packed_from, monkeypatch):
+    monkeypatch.setattr(layerwise, "PACKED_FROM", packed_from)
+    weight = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(rows, 24, generator=torch.Generator().manual_seed(2))
+    linear = layerwise.Linear(weight, row_alone)
+    assert linear.packed == (packed_from == 0)
+    expected = torch.nn.functional.linear(x.double(), weight.double())
+    assert torch.allclose(linear(x).double(), expected, atol=1e-5)
+    residual = torch.ones(rows, 40)
+    assert torch.allclose(linear.add_to(residual, x).double(), expected + 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("gather_below", [0, 10**6])

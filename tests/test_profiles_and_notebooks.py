@@ -381,8 +381,9 @@ def trained(monkeypatch, tmp_path, **changes):
     content["corpora"] = {"translation": content["corpora"]["translation"] | {"source": str(corpus)}}
     content["extra"] = {}
     content["training"]["base"]["stages"] = [{"examples": {"translation": 9}, "learning_rate": 0.02}]
-    for backbone in content["training"]["backbones"].values():
-        backbone["examples"] = {"translation": 9}
+    for models in ("backbones", "compared"):
+        for backbone in content["training"][models].values():
+            backbone["examples"] = {"translation": 9}
     profile = Profile.model_validate(content)
     about = {
         "recipe": profile.training.backbones["calm"].model_dump(),

@@ -218,7 +218,7 @@ def test_tables_carry_the_recipes(done):
     stored = json.loads((folder / "manifest.json").read_text())
     assert set(stored["inputs"]) == {f"model {name}" for name in PROFILE.training.models}
     recipes = stored["parameters"]["recipes"]
-    models = {"vanilla", "shallow_2", "calm", "alternating"}
+    models = {"vanilla", "shallow_2", "shallow_3_calm", "calm", "alternating"}
     assert set(recipes) == models | set(RUNS) and recipes["adam"]["rates"] == {"table": 9.0}
     assert recipes["shallow_2"] == recipes["vanilla"] | {"decoder_layers": 2}
     assert recipes["calm"] == PROFILE.training.recipe("calm").model_dump()

@@ -22,6 +22,7 @@ from mee_utils.companion import suitability_page
 from mee_utils.companion.cli import main
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.inputs import input_ids
+from mee_utils.traces.drafts import as_planned
 from mee_utils.traces.replay import replay_policy
 
 PROMPTS = [*INPUTS, "two houses", "the man and his dog", "red"]
@@ -137,7 +138,7 @@ def test_a_trace_is_planned_as_decoding_is(model, traced, policy):
     """The same confidences, tokens and counted logits, decision for decision."""
     states = full_depth_states(model, encode_batches(model, input_ids(model.tokenizer, PROMPTS)), LENGTH)
     decoded = replay_states(model, states, policy)
-    planned = module._as_planned(replay_policy(traced, policy, model))
+    planned = as_planned(replay_policy(traced, policy, model))
     assert np.array_equal(planned.readout_rows, decoded.readout_rows)
     assert np.array_equal(planned.token_ids, decoded.token_ids)
     assert np.allclose(planned.confidences, decoded.confidences, atol=1e-5)

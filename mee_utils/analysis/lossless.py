@@ -6,8 +6,9 @@ import pandas as pd
 
 from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache
+from ..decoding.step_costs import StepCosts
 from ..exits.policy import ExitPolicy
-from ..traces.drafts import drafts_of
+from ..traces.drafts import cost_of_drafts, drafts_of
 from ..traces.replay import PolicyReplay, values_at_exits
 from .comparison import decode, retained
 from .statistics import mean_of_chosen
@@ -30,13 +31,21 @@ def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd
 
 
 def draft_summary(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) -> dict[str, float]:
-    """Drafts of all outputs together: share of tokens `drafted`, `acceptance`, tokens that a round adds."""
+    """Drafts of all outputs together.
+
+    `drafted` is a share of all tokens, and so is `copied`, of those accepted. `tokens_a_pass` are tokens for
+    each pass of the decoder's weights, decisions and logits not counted: full depth has 1.
+    """
     predicted = drafts_of(replayed, max_draft, max_new_tokens)
     tokens = len(replayed.trace)
+    layers = replayed.bound.layers
+    passes = StepCosts(layers, layer=1 / layers, readout=0.0, decision=0.0)
     return {
         "drafted": predicted.verified.sum() / tokens,
         "acceptance": predicted.acceptance,
+        "copied": (predicted.exit_layers == 0).mean(),
         "tokens_a_round": tokens / predicted.rounds.sum(),
+        "tokens_a_pass": tokens / cost_of_drafts(replayed, passes, max_draft, max_new_tokens).sum(),
     }
 
 
@@ -55,7 +64,7 @@ def verified_and_not(model, task, policies: dict[str, ExitPolicy], max_draft: in
             model, task.inputs, replace(policy, propagation="verify", max_draft=max_draft), **options
         )
         unverified = decode(
-            model, task, replace(policy, propagation="copy", max_draft="auto"), full, **options
+            model, task, replace(policy, propagation="copy", max_draft="auto", copies=None), full, **options
         )
         differs = [ids != full_ids for ids, full_ids in zip(verified.token_ids, full.token_ids, strict=True)]
         rows.append(

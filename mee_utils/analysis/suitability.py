@@ -21,16 +21,15 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import MeeError, check_number, check_whole
-from ..decoding.full_depth import Replay
 from ..decoding.inputs import changed_search_settings, check_inputs
 from ..decoding.planning import DEFAULT_TOP_K
-from ..decoding.ranking import LAYER_STEP, best_setting, cost_by_token
+from ..decoding.ranking import LAYER_STEP, best_setting
 from ..decoding.step_costs import StepCosts
 from ..exits.policy import ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
 from ..tasks.loading import shortened_texts
-from ..traces.drafts import drafts_of, rounds_of_replay
+from ..traces.drafts import as_planned, cost_of_drafts, drafts_of
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
 from ..traces.trace import Trace
 from ..traces.tracing import trace
@@ -334,7 +333,7 @@ def _best_drafts(rule: str, replays: Iterable[PolicyReplay]) -> dict:
         choosing, reporting = _halves(replayed)
         trace = choosing.trace
         costs = StepCosts.flops(trace.sizes, choosing.bound)
-        setting, _ = best_setting(_as_planned(choosing), trace, max_new_tokens=64, costs=costs)
+        setting, _ = best_setting(as_planned(choosing), trace, max_new_tokens=64, costs=costs)
         settings.append((setting.expected, setting.policy, reporting))
     expected, policy, reporting = max(settings, key=lambda each: each[0])
     drafting = replace(reporting, bound=bind_to_trace(reporting.trace, policy))
@@ -348,20 +347,6 @@ def _best_drafts(rule: str, replays: Iterable[PolicyReplay]) -> dict:
     }
 
 
-def _as_planned(replayed: PolicyReplay) -> Replay:
-    """A replay of a trace in the form in which drafts are planned."""
-    decisions = len(replayed.decision_layers)
-    verified = replace(replayed.bound.policy, propagation="verify")
-    # rows for each decision: those for the token of an exit are counted where it is drafted
-    readout_rows = np.diff(replayed.readout_rows[:, :decisions], axis=1, prepend=0)
-    return Replay(
-        bound=bind_to_trace(replayed.trace, verified),
-        confidences=replayed.confidences,
-        token_ids=replayed.token_ids[:, :decisions],
-        readout_rows=readout_rows if replayed.bound.measure.readout else np.zeros_like(readout_rows),
-    )
-
-
 def draft_estimates(replayed: PolicyReplay) -> Mapping[str, Estimate]:
     """Drafts of a replayed policy with a fixed draft length: `acceptance`, `tokens_a_round`, `speed`.
 
@@ -371,13 +356,9 @@ def draft_estimates(replayed: PolicyReplay) -> Mapping[str, Estimate]:
     outputs = len(trace.source_tokens)
     max_draft = replayed.bound.max_draft
     drafts = drafts_of(replayed, max_draft)
-    exits = replayed.exits()  # [token]
-    rounds = rounds_of_replay(replayed, exits, max_draft)
-    # [token], of the one setting that there is
     costs = StepCosts.flops(trace.sizes, replayed.bound)
-    (cost,) = cost_by_token(_as_planned(replayed), exits[None], rounds, costs)
     tokens = np.bincount(trace.sequence, minlength=outputs).astype(np.float64)
-    spent = np.bincount(trace.sequence, weights=cost, minlength=outputs)
+    spent = cost_of_drafts(replayed, costs, max_draft)
     return {
         "acceptance": _ratio(drafts.accepted, drafts.verified),
         "tokens_a_round": _ratio(tokens, drafts.rounds),

@@ -151,8 +151,8 @@ def picture(name: str):
     """A drawing of how exits work, as a cell that ends with it shows it; it has no data.
 
     `name` is that of an SVG file in `pictures`, beside this module: "decoder" (layers that are run, and
-    copied keys and values), "six_measures" (what each published confidence looks at) or "a_round" (of
-    verified drafts).
+    copied keys and values), "six_measures" (what each published confidence looks at), "a_round" (of drafts
+    by exits) or "a_copied_round".
     """
     from IPython.display import SVG
 

@@ -335,6 +335,6 @@ def outputs_to_repay(timed: pd.DataFrame) -> pd.Series:
 
     `timed` has rows of part "verified"; an output is a sample.
     """
-    faster = timed[timed.rule.notna() & (timed.samples_speed > 1)]
+    faster = timed[timed.drafts.notna() & (timed.samples_speed > 1)]
     saved = (faster.samples_speed - 1) / faster.samples_per_second  # seconds per output
     return faster.planning_seconds / saved

@@ -4,15 +4,18 @@ A trace of the model's own output shows every draft that is verified, so that ro
 layers are exactly those of decoding. `mee_utils.decoding.rounds` says why, and works through three tokens.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..common.errors import check_whole
+from ..decoding.full_depth import Replay
+from ..decoding.ranking import cost_by_token
 from ..decoding.rounds import Copied, Rounds, Run, rounds_of, run_of
+from ..decoding.step_costs import StepCosts
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
-from .replay import PolicyReplay, replay_policy
+from .replay import PolicyReplay, bind_to_trace, replay_policy
 from .trace import Trace
 
 
@@ -84,6 +87,31 @@ def layers_of_run(replayed: PolicyReplay, exits: np.ndarray, run: Run) -> np.nda
     """`[run]`, the layer at which each token is drafted: 0 if it is copied, L if it is not drafted."""
     drafted_by_exits = replayed.layers[exits[run.token]]
     return np.where(run.copies, np.where(run.copied, 0, replayed.trace.layers), drafted_by_exits)
+
+
+def cost_of_drafts(
+    replayed: PolicyReplay, costs: StepCosts, max_draft: int, max_new_tokens: int = 64
+) -> np.ndarray:
+    """`[output]`, what decoding with verified drafts costs, in the unit of the costs."""
+    exits = replayed.exits(max_new_tokens)  # [token]
+    rounds = rounds_of_replay(replayed, exits, max_draft, max_new_tokens)
+    (cost,) = cost_by_token(as_planned(replayed), exits[None], rounds, costs)  # of one setting
+    trace = replayed.trace
+    return np.bincount(trace.sequence, weights=cost, minlength=len(trace.source_tokens))
+
+
+def as_planned(replayed: PolicyReplay) -> Replay:
+    """A replay of a trace in the form in which drafts are planned."""
+    decisions = len(replayed.decision_layers)
+    verified = replace(replayed.bound.policy, propagation="verify")
+    # rows for each decision: those for the token of an exit are counted where it is drafted
+    readout_rows = np.diff(replayed.readout_rows[:, :decisions], axis=1, prepend=0)
+    return Replay(
+        bound=bind_to_trace(replayed.trace, verified),
+        confidences=replayed.confidences,
+        token_ids=replayed.token_ids[:, :decisions],
+        readout_rows=readout_rows if replayed.bound.measure.readout else np.zeros_like(readout_rows),
+    )
 
 
 def rounds_of_replay(
