@@ -59,8 +59,8 @@ from .workloads import SEED, Bench, Run, Workload, bench_of
 
 KEYS = ("profile", "shape", "task", "batch", "kind", "rule", "threshold")
 EXAMPLES = 64  # outputs of each task that are played
-TOKENS = {1: 24, 8: 16, 32: 12}  # batch -> tokens that each row plays
-SCRIPTS = {1: 24, 8: 16, 32: 12}  # batch -> how often, each time other outputs
+TOKENS = {1: 16, 8: 16, 32: 12}  # batch -> tokens that each row plays
+SCRIPTS = {1: 24, 8: 12, 32: 12}  # batch -> how often, each time other outputs
 IN_BATCHES = (FIXED, "pruned", *LOSSLESS)  # kinds that are played in batches too
 LAYERS = (6, 11)  # of twelve, at which tokens exit from fixed layers
 TRIAL_SEED = 1001
