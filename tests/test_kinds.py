@@ -81,7 +81,7 @@ def test_one_setting_a_family_is_timed_and_validation_examples_choose_it(stored)
     assert looser.threshold[kinds.FIXED] == 5
 
 
-def test_timings_stand_beside_what_is_kept_and_verified_exits_behind(stored, tmp_path, monkeypatch):
+def test_timings_stand_beside_what_is_kept_and_lossless_drafts_behind(stored, tmp_path, monkeypatch):
     chosen = kinds.settings_to_time(stored, KEPT)
     columns = {"processor": "A", "profile": "small", "again": 1.0, "again_low": 0.9, "again_high": 1.1}
     timed = chosen[["kind", "task", "model", "rule", "threshold"]].iloc[:3].assign(batch=1, **columns)
@@ -92,7 +92,8 @@ def test_timings_stand_beside_what_is_kept_and_verified_exits_behind(stored, tmp
     stored_timings.to_csv(tmp_path / "exits.csv", index=False)
     monkeypatch.setattr(kinds, "read_timings", partial(read_timings, folder=tmp_path))
     table = kinds.with_timings("small", chosen).set_index("kind")
-    assert [*table.index] == [*chosen.kind, kinds.VERIFIED]
+    assert [*table.index] == [*chosen.kind, *kinds.LOSSLESS]
     assert table.speed.tolist()[:3] == [1.1, 0.8, 1.2] and table.speed.isna()["several layers"]
-    assert table.speed[kinds.VERIFIED] == 1.3 and table.retained[kinds.VERIFIED] == 1
+    assert table.speed[kinds.VERIFIED] == 1.3 and (table.retained[[*kinds.LOSSLESS]] == 1).all()
+    assert table.speed[[kinds.COPIES, kinds.PLANNED]].isna().all()
     assert table.speed_low["pruned"] == 1.1 and table.low["pruned"] == 0.995 and table.again["pruned"] == 1

@@ -235,6 +235,18 @@ def test_a_further_token_of_a_verification_costs_what_it_costs(tokens):
     assert setting.expected == pytest.approx(tokens * (400 + 30) / round_costs)
 
 
+def test_a_batch_gains_what_its_slowest_row_gains():
+    """Two outputs of four tokens: one copies all but its last token, the other nothing."""
+    policy = ExitPolicy.copying(Copies(), 4)
+    replay, states = replay_by_hand([0] * 8, np.zeros((8, 0)), policy)
+    states = states._replace(sequence=np.repeat([0, 1], 4), position=np.tile(np.arange(4), 2))
+    offered = np.array([3, 0, 0, 0, 0, 0, 0, 0])
+    copied = Copied(offered, offered)
+    alone, _ = ranking.best_setting(replay, states, 64, COSTS, copied)
+    together, _ = ranking.best_setting(replay, states, 64, COSTS, copied, batch_size=2)
+    assert alone.expected == pytest.approx(8 / 5) and together.expected == 1.0
+
+
 def test_steps_are_measured_in_seconds_that_add_up(tokenizer):
     model = build_lively("t5-deep-decoder", tokenizer, layers=6)
     ids = input_ids(model.tokenizer, INPUTS)
@@ -281,12 +293,14 @@ def test_a_plan_takes_a_few_inputs_batches_of_neighbours_in_length(tokenizer, mo
     trials = always_faster(monkeypatch)
     texts = [f"{text} {number}" for number in range(8) for text in INPUTS]
     plan_drafts(model, texts, ExitPolicy(propagation="verify"), max_new_tokens=3, batch_size=4)
-    indices = trials[0].trial
-    assert trials[0].batch_size == 4 and len(indices) % 4 == 0
-    assert planning.PLANNING_INPUTS <= len(set(indices.tolist())) == len(indices) < len(texts)
+    batches = trials[0].trial
+    assert trials[0].batch_size == 4 and len(batches) == len(texts) / 4 / 2, "the others confirm"
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-    ranks = [order.index(index) for index in indices]
-    assert max(ranks) - min(ranks) > len(texts) / 2, "short and long ones"
+    ranks = [[order.index(index) for index in batch] for batch in batches]
+    assert all(batch == list(range(batch[0], batch[0] + 4)) for batch in ranks)
+    starts = [batch[0] for batch in ranks]
+    assert starts != sorted(starts), "short and long ones in random order"
+    assert max(starts) - min(starts) > len(texts) / 2
 
 
 @pytest.mark.parametrize("name", ["margin", "own class", "pruned", "all at layer 3", "none", "classifier"])
@@ -428,11 +442,11 @@ def test_thresholds_that_fit_the_trials_inputs_alone_are_not_used(planned, monke
     """A setting that wins on the inputs it was chosen on, and loses on others."""
     model, full = planned
     texts = INPUTS * 8
-    trial, confirming = planning._choose_inputs(texts, 1)
-    assert not set(trial) & set(confirming)
+    _, trial, confirming = planning._choose_inputs(texts, 1)
+    assert not set(np.concatenate(trial)) & set(np.concatenate(confirming))
 
-    def seconds(timed, indices, policy, turn):
-        return 1.0 if policy is None else 0.5 if set(indices) <= set(trial) else 1.1
+    def seconds(timed, batches, policy, turn):
+        return 1.0 if policy is None else 0.5 if np.array_equal(batches, trial) else 1.1
 
     monkeypatch.setattr(planning.Timed, "seconds", seconds)
     monkeypatch.setattr(planning, "worth_timing", lambda ranked: ranked)
@@ -447,11 +461,13 @@ def test_thresholds_that_fit_the_trials_inputs_alone_are_not_used(planned, monke
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 32])
 def test_confirming_inputs_are_others_where_there_are_enough(texts, batch_size):
     inputs = ["a" * (texts - number) for number in range(texts)]
-    trial, confirming = map(set, planning._choose_inputs(inputs, min(batch_size, texts)))
-    assert trial and confirming and trial | confirming <= set(range(texts))
-    if texts >= 2 * max(planning.PLANNING_INPUTS, batch_size):
+    batch_size = min(batch_size, texts)
+    replayed, *of_batches = planning._choose_inputs(inputs, batch_size)
+    trial, confirming = ({*np.concatenate(batches)} for batches in of_batches)
+    assert trial and confirming and trial | confirming == set(range(texts))
+    assert 0 < len(replayed) <= planning.PLANNING_INPUTS and trial >= {*replayed}
+    if texts > batch_size:
         assert not trial & confirming
-        assert len(confirming) >= batch_size, "at least one whole batch"
 
 
 @pytest.fixture(scope="module")

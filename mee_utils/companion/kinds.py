@@ -89,14 +89,15 @@ def settings_to_time(stored: Measured, kept: pd.DataFrame, quality: float = QUAL
 
 
 def with_timings(profile: str, settings: pd.DataFrame) -> pd.DataFrame:
-    """`settings_to_time`, and behind them verified exits, with their speeds one output at a time.
+    """`settings_to_time`, and behind them all that is `LOSSLESS`, with their speeds one output at a time.
 
     `speed` is in tokens a second, full depth being 1, from `speed_low` to `speed_high`; `again` is that of
     full depth against itself. NaN: not timed for this profile.
     """
-    verified = settings[["task", "model"]].drop_duplicates().assign(kind=VERIFIED, retained=1.0)
+    lossless = settings[["task", "model"]].drop_duplicates().assign(retained=1.0)
+    lossless = lossless.merge(pd.DataFrame({"kind": LOSSLESS}), how="cross")
     tables = []
-    for part, rows in (("exits", settings), ("verified", verified)):
+    for part, rows in (("exits", settings), ("verified", lossless)):
         keys = PARTS[part][1]
         timed = read_timings(part, rows[keys], profile).query("batch == 1")
         timed = timed.rename(columns={"low": "speed_low", "high": "speed_high"})

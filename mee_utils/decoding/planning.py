@@ -4,9 +4,9 @@
 2. What the steps of decoding cost is measured on this machine (`step_costs`). The policies are replayed on
    the states at many layers, thresholds and draft lengths, with copies and without, and ranked by what all
    their steps would cost (`ranking`).
-3. The best of each kind is timed on these inputs and the rest of their batches, each beside full depth on the
-   same ones. The fastest of several timings is in part the luckiest, and its threshold fits these inputs, so
-   that it looks faster than it is. It is therefore timed once more, on other inputs where there are any. If
+3. The best of each kind is timed on a few batches, each beside full depth on the same one. The fastest of
+   several timings is in part the luckiest, and its threshold fits these inputs, so that it looks faster than
+   it is. It is therefore timed once more, on other inputs where there are any. If
    it is faster than full depth by `MIN_SPEEDUP` there too, it is used; else all layers are run.
 """
 
@@ -30,14 +30,14 @@ from .ranking import Setting, decision_seconds, rank_settings
 from .step_costs import StepCosts, measured_steps
 
 MIN_SPEEDUP = 1.05  # drafts are used if decoding is at least this many times as fast as full depth
-PLANNING_INPUTS = 16  # number of inputs that are replayed and timed; at least one batch is timed
+PLANNING_INPUTS = 16  # that are replayed
 TIMED_OF_A_KIND = 2  # settings, of different policies, that are timed
-TRIAL_SECONDS = 1.5  # that this takes, about
-CONFIRMING_SECONDS = 1.0  # that timing the fastest of them once more takes
+TRIAL_SECONDS = 1.2  # that this takes, about
+CONFIRMING_SECONDS = 0.8  # that timing the fastest of them once more takes
 LEAST_TURNS = 3  # of full depth and each setting, however long they take
 MOST_TURNS = 48
 FAR_BEHIND = 0.9  # a setting that is less than this times as fast as the fastest leaves the trial half-way
-MOST_TOKENS = 32  # of an output that are replayed and timed
+MOST_TOKENS = 24  # of an output that are replayed and timed
 LEAST_TOKENS = 8
 TURN_SECONDS = 0.15  # that full depth takes in a turn, if fewer tokens make it so
 DEFAULT_MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
@@ -114,13 +114,11 @@ def make_plan(
     """The plan of `plan_drafts`, for inputs that are tokenized and policies that verify, all checked."""
     started = time.perf_counter()
     batch_size = min(batch_size, len(texts))
-    trial, confirming = _choose_inputs(texts, batch_size)
-    # a replay need not see a large batch whole: at most so many inputs, at equal distances
-    replayed = trial[:: -(-len(trial) // PLANNING_INPUTS)]
+    replayed, trial, confirming = _choose_inputs(texts, batch_size)
     encodings = encodings or EncoderCache()
     batches = encode_batches(model, ids, replayed, encodings=encodings)
     states = full_depth_states(model, batches, min(max_new_tokens, MOST_TOKENS))
-    (first,) = encode_batches(model, ids, trial[:batch_size], batch_size, encodings)
+    (first,) = encode_batches(model, ids, trial[0], batch_size, encodings)
     steps = measured_steps(decoder_of(model.network), first)
     tokens = int(np.clip(TURN_SECONDS / steps.full_depth, LEAST_TOKENS, min(MOST_TOKENS, max_new_tokens)))
 
@@ -130,7 +128,7 @@ def make_plan(
         return steps._replace(decision=decision_seconds(model, states, bound, batch_size, steps.readout))
 
     ranked, compared = rank_settings(
-        model, states, kinds_of(policies, model.layers), max_new_tokens, costs_of
+        model, states, kinds_of(policies, model.layers), max_new_tokens, costs_of, batch_size
     )
     tried = worth_timing(ranked)
     if not tried:
@@ -165,14 +163,13 @@ class Timed(NamedTuple):
     tokens: int  # of an output, at most
     encodings: EncoderCache
 
-    def seconds(self, indices: np.ndarray, policy: ExitPolicy | None, turn: int) -> float:
-        """Seconds that a batch of the inputs with these indices takes, the next one each turn.
+    def seconds(self, batches: list[np.ndarray], policy: ExitPolicy | None, turn: int) -> float:
+        """Seconds that one of the batches, of indices of inputs, takes, the next one each turn.
 
         Without the encoder; at full depth without a policy.
         """
-        start = turn * self.batch_size % len(indices)
-        chosen = indices[start : start + self.batch_size]
-        (batch,) = encode_batches(self.model, self.ids, chosen, self.batch_size, self.encodings)
+        indices = batches[turn % len(batches)]
+        (batch,) = encode_batches(self.model, self.ids, indices, self.batch_size, self.encodings)
         # a threshold that learns begins anew
         bound = bind_to_model(self.model, policy or ExitPolicy("static", min_layer=self.model.layers))
         decoder = decoder_of(self.model.network)
@@ -207,25 +204,28 @@ def kind_of(policy: ExitPolicy | None) -> str:
     return "copies" if policy.measure.name == "static" else "copies and exits"
 
 
-def _choose_inputs(texts: list[str], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a few inputs for the replay and the trial, and of others to confirm what the trial finds.
+def _choose_inputs(
+    texts: list[str], batch_size: int
+) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """Indices of the inputs for the replay, of batches for the trial and of others to confirm what it finds.
 
-    Both are batches of neighbours in length, at equal distances among all lengths. Where there are too few
-    inputs for others, they are the same.
+    Batches are of neighbours in length, as in decoding, in random order. Every other one is for the trial;
+    where there is but one, it serves for both. Of the trial's inputs a few, at equal distances among their
+    lengths, are replayed.
 
-    >>> trial, confirming = _choose_inputs(["a" * length for length in range(64)], batch_size=16)
-    >>> trial[[0, -1]].tolist(), confirming[[0, -1]].tolist()
-    ([16, 31], [48, 63])
+    >>> replayed, trial, confirming = _choose_inputs(["a" * length for length in range(64)], batch_size=8)
+    >>> replayed.tolist()
+    [0, 2, 4, 6, 16, 18, 20, 22, 32, 34, 36, 38, 48, 50, 52, 54]
+    >>> sorted(batch[0].item() for batch in trial), sorted(batch[0].item() for batch in confirming)
+    ([0, 16, 32, 48], [8, 24, 40, 56])
     """
     order = np.argsort([len(text) for text in texts], kind="stable")
-    every = max(1, len(texts) // max(PLANNING_INPUTS, batch_size))
-    first = (every - 1) // 2
-
-    def batches_from(number: int) -> np.ndarray:
-        starts = range(batch_size * number, len(texts), batch_size * every)
-        return np.concatenate([order[start : start + batch_size] for start in starts])
-
-    return batches_from(first), batches_from(first + every // 2)
+    batches = [order[start : start + batch_size] for start in range(0, len(texts), batch_size)]
+    trial, confirming = batches[::2], batches[1::2] or batches
+    inputs = np.concatenate(trial)
+    replayed = inputs[:: -(-len(inputs) // PLANNING_INPUTS)]
+    random = np.random.default_rng(0)
+    return replayed, *([ones[index] for index in random.permutation(len(ones))] for ones in (trial, confirming))
 
 
 def worth_timing(ranked: Sequence[Setting]) -> list[Setting]:

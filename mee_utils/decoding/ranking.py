@@ -24,8 +24,9 @@ from .step_costs import REPEATS, StepCosts
 
 THRESHOLDS = 24  # that are compared if the policy gives none
 LENGTHS = tuple(range(1, MAX_DRAFT + 1))  # of drafts, likewise
-FEW_THRESHOLDS = 16  # where a user waits
+FEW_THRESHOLDS = 12  # where a user waits
 FEW_LENGTHS = (1, 2, 3, 4, 6, MAX_DRAFT)
+FEW_CHOICES_OF_LAYERS = 4  # of a policy that are compared with all its copies
 LAYER_STEP = 3  # layers from one decision to the next in policies that do not decide at every layer
 
 
@@ -50,6 +51,7 @@ def rank_settings(
     policies: Sequence[ExitPolicy],
     max_new_tokens: int,
     costs_of: Callable[[BoundPolicy], StepCosts],
+    batch_size: int = 1,
 ) -> tuple[list[Setting], int]:
     """The best setting of each policy at each choice of layers, and how many settings were compared.
 
@@ -60,7 +62,8 @@ def rank_settings(
         states: of some full-depth outputs.
         policies: that verify; a policy's copies are part of it.
         max_new_tokens: the longest output.
-        costs_of: of the steps of a policy.
+        costs_of: of the steps of a policy, for a batch.
+        batch_size: how many outputs are decoded together.
     """
     tried_with: dict[ExitPolicy, list[Copies | None]] = {}  # a policy without copies -> each that it has
     for policy in policies:
@@ -72,10 +75,12 @@ def rank_settings(
     best_settings = []
     compared = 0
     for policy, variants in tried_with.items():
-        costs = None  # of a policy they are the same whichever its layers and copies
-        for replay in _replays_at_layers(model, states, policy):
-            costs = costs or costs_of(replay.bound)
-            for copies in variants:
+        replays = list(_replays_at_layers(model, states, policy))
+        # of a policy they are the same whichever its layers and copies
+        costs = costs_of(replays[0].bound) if replays else None
+        for copies in variants:
+            ranked = []
+            for replay in replays:
                 bound = bind_to_model(model, replace(replay.bound.policy, copies=copies))
                 if not copies and not bound.decision_layers:
                     continue  # nothing drafts
@@ -85,11 +90,16 @@ def rank_settings(
                     max_new_tokens,
                     costs,
                     copied.get(copies),
+                    batch_size,
                     FEW_THRESHOLDS,
                     FEW_LENGTHS,
                 )
-                best_settings.append(best)
+                ranked.append((best, replay))
                 compared += compared_here
+            ranked.sort(key=lambda each: -each[0].expected)
+            best_settings += [best for best, _ in ranked]
+            # layers that are good without copies, or with some, are good with others
+            replays = [replay for _, replay in ranked[:FEW_CHOICES_OF_LAYERS]] or replays
     best_settings.sort(key=lambda setting: -setting.expected)
     return best_settings, compared
 
@@ -137,6 +147,7 @@ def best_setting(
     max_new_tokens: int,
     costs: StepCosts,
     copied: Copied | None = None,
+    batch_size: int = 1,
     thresholds: int = THRESHOLDS,
     lengths: Sequence[int] = LENGTHS,
 ) -> tuple[Setting, int]:
@@ -148,6 +159,7 @@ def best_setting(
         max_new_tokens: the `N` of thresholds that decay.
         costs: of its steps.
         copied: what the policy copies, if it does.
+        batch_size: how many outputs are decoded together.
         thresholds: how many are compared, if the policy gives none.
         lengths: of drafts that are compared, likewise.
 
@@ -175,12 +187,25 @@ def best_setting(
         max_draft=np.tile(lengths, len(policies)),
         copied=copied,
     )
-    full_depth = len(states.sequence) * costs.full_depth
-    expected = full_depth / cost_by_token(replay, exits, rounds, costs).sum(axis=1)
+    cost = cost_by_token(replay, exits, rounds, costs)
+    full_depth = np.full((1, cost.shape[1]), costs.full_depth)
+    full_depth, cost = (_of_batches(each, states.sequence, batch_size) for each in (full_depth, cost))
+    expected = full_depth / cost
     best = int(expected.argmax())
     chosen = policies[best // len(lengths)]
     max_draft = int(lengths[best % len(lengths)])
     return Setting(replace(chosen, max_draft=max_draft), float(expected[best])), len(expected)
+
+
+def _of_batches(cost: np.ndarray, sequence: np.ndarray, batch_size: int) -> np.ndarray:
+    """`[setting]`, of all batches together, from `[setting, token]`: a batch takes as long as its longest row.
+
+    >>> _of_batches(np.array([[1, 1, 1, 5, 2]]), np.array([0, 0, 0, 1, 2]), batch_size=2)
+    array([7])
+    """
+    starts = np.flatnonzero(np.diff(sequence, prepend=-1))
+    of_outputs = np.add.reduceat(cost, starts, axis=1)
+    return np.maximum.reduceat(of_outputs, range(0, len(starts), batch_size), axis=1).sum(axis=1)
 
 
 def copied_along(copies: Copies, states: FullDepthStates, max_new_tokens: int) -> Copied:

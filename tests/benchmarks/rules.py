@@ -91,7 +91,7 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
     tasks = load_tasks(profile, "test", profile.results.timed)
     for name, task, batch in product(names, tasks, (1, BATCHES[-1])):
         model = experiment.model(name, task.name)
-        number = inputs_of(experiment, task.name)
+        number = inputs_of(experiment, task.name) // 2
         yield Setting(model, task, labels, policies, settings["max_new_tokens"], batch, number)
 
 
@@ -208,7 +208,7 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
     for task in load_tasks(experiment.profile, "test", settings.timed):
         here = (rows.task == task.name).to_numpy()
         labels = rows.loc[here, ["rule", "threshold"]]
-        number = inputs_of(experiment, task.name)
+        number = inputs_of(experiment, task.name) // 2
         yield Setting(model, task, labels, list(compress(policies, here)), settings.max_new_tokens, 1, number)
 
 

@@ -60,7 +60,7 @@ from .workloads import SEED, Bench, Run, Workload, bench_of
 KEYS = ("profile", "shape", "task", "batch", "kind", "rule", "threshold")
 EXAMPLES = 64  # outputs of each task that are played
 TOKENS = {1: 16, 8: 16, 32: 12}  # batch -> tokens that each row plays
-SCRIPTS = {1: 24, 8: 12, 32: 12}  # batch -> how often, each time other outputs
+SCRIPTS = {1: 24, 8: 12, 32: 8}  # batch -> how often, each time other outputs
 IN_BATCHES = (FIXED, "pruned", *LOSSLESS)  # kinds that are played in batches too
 LAYERS = (6, 11)  # of twelve, at which tokens exit from fixed layers
 TRIAL_SEED = 1001
@@ -377,7 +377,7 @@ def planned(model: Trained, bench: Bench, batch: int, task: str) -> dict[str, Dr
 
     length = model.settings.max_new_tokens
     everything = kinds_of(default_policies(), layers)
-    ranked, _ = rank_settings(model.model, states, everything, length, costs_of)
+    ranked, _ = rank_settings(model.model, states, everything, length, costs_of, batch)
 
     def drafting(settings: list[Setting]) -> list[Drafting]:
         return [Drafting(setting, model.drafts(task, setting.policy)) for setting in settings]
@@ -395,6 +395,7 @@ def timings(model: Trained, bench: Bench) -> Iterator[pd.DataFrame]:
     bench.take_threads()
     for batch, task in product(BATCHES, model.tasks):
         compared = contenders(model, bench, batch, task)
+        print(f"{bench.workload.shape}, {task}: {len(compared)} exits and drafts, batch {batch}", flush=True)
         full = Contender({}, lambda seed, batch=batch: bench.ours(batch, tokens=TOKENS[batch]))
         runs = {
             number: lambda script, one=one: seconds_of(one.run(script + 1), bench.device)

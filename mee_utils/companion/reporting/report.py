@@ -16,6 +16,7 @@ import pandas as pd
 from ...common.files import ROOT, complete_file
 from ..catalogue import MAIN_MODEL, MEE_RULES
 from ..figures import label
+from ..kinds import COPIES, VERIFIED
 from ..result_tables import KEEPS_IT
 from ..running.digests import file_digest
 from ..statements import BUGS
@@ -185,6 +186,7 @@ def _of_exits() -> dict[str, str]:
     points = points[(points.retained >= QUALITY) & ~points.rule.isin(["full_depth", "oracle", "static"])]
     least = points.groupby("task").flops_share.min().clip(upper=1)
     least_whole = points.groupby("task").whole_share.min().clip(upper=1)
+    times = "{:.2f}".format
     certain = real("08_results/at_99_percent")
     saving = certain[(certain.verdict == KEEPS_IT) & (certain.flops_share < 1)]
     rules = saving[saving.rule != "static"].groupby("task")
@@ -194,8 +196,13 @@ def _of_exits() -> dict[str, str]:
     exits = real("08_results/rivals").query(
         "kind == 'best exit rules' and kept >= 0.99 and relative_flops < 1"
     )
-    timed = pd.read_csv(BENCH / "exits.csv").query("profile == 'real' and batch == 1 and kind == 'verified'")
-    speed = timed.set_index("model").speed
+    timed = pd.read_csv(BENCH / "exits.csv").query("profile == 'real' and batch == 1")
+    speed = timed.set_index(["model", "kind"]).speed.sort_index()
+    of_main = timed[timed.model == MAIN_MODEL]
+    large = pd.read_csv(BENCH / "shapes.csv").query(
+        "profile == 'real' and batch == 1 and shape == 't5-large'"
+    )
+    simulated = large.set_index("kind").speed.sort_index()
     return {
         "rules_at_mean": percent(least.mean()),
         "rules_at_mean_whole": percent(least_whole.mean()),
@@ -207,9 +214,11 @@ def _of_exits() -> dict[str, str]:
         "exits_of_vanilla_whole": span(exits.groupby("task").relative_whole.min()),
         "mee_cases": str(certain.rule.isin(MEE_RULES).sum()),
         "mee_saving": str(saving.rule.isin(MEE_RULES).sum()),
-        "verified_calm": span(speed[MAIN_MODEL], "{:.2f}".format),
-        "verified_free": span(speed["free"], "{:.2f}".format),
-        "again": span(timed[["again_low", "again_high"]].stack(), "{:.2f}".format),
+        "verified_calm": span(speed[MAIN_MODEL, VERIFIED], times),
+        "copies_calm": span(speed[MAIN_MODEL, COPIES], times),
+        "verified_large": span(simulated[VERIFIED], times),
+        "copies_large": span(simulated[COPIES], times),
+        "again": span(of_main[["again_low", "again_high"]].stack(), times),
     }
 
 

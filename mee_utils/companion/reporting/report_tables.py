@@ -11,7 +11,7 @@ from ...common.files import ROOT
 from .. import published_numbers
 from ..catalogue import BASELINE, MAIN_MODEL, RULES, SHALLOW
 from ..figures import label
-from ..kinds import VERIFIED
+from ..kinds import COPIES, LOSSLESS, PLANNED, VERIFIED
 from ..result_tables import AGAIN, KEEPS_IT, one_machine
 
 FIGURES = ROOT / "figures"
@@ -21,6 +21,7 @@ QUALITY = 0.99
 KEYS = ["data", "task"]
 PERCENT = "{:.0%}".format
 NONE = "–"
+DRAFTS = {VERIFIED: "exits", COPIES: "copies of the input", PLANNED: "copies, exits or both, planned"}
 
 
 def stored(table: str) -> pd.DataFrame:
@@ -307,20 +308,22 @@ def bug(name: str) -> pd.DataFrame:
 
 
 def lossless() -> pd.DataFrame:
-    """Tokens a second of verified exits, full depth being 1, by batch size."""
+    """Tokens a second of drafts that the last layer verifies, full depth being 1, by batch size."""
     rows = _bench("exits")
-    rows = rows[rows.kind == VERIFIED]
-    planned = with_range(rows, "speed", "low", "high").where(rows.rule.notna(), "no drafts")
-    rows = rows.assign(cell=planned, model=rows.model.map(label))
-    again = rows[rows.model == label(MAIN_MODEL)].assign(model="full depth, again")
+    rows = rows[rows.kind.isin(LOSSLESS)]
+    planned = (rows.kind != COPIES) & rows.drafts.isna()
+    rows["cell"] = with_range(rows, "speed", "low", "high").mask(planned, "no drafts")
+    again = rows.drop_duplicates([*KEYS, "model", "batch"]).assign(kind="full depth, again")
     again["cell"] = with_range(again, *AGAIN)
-    return across(pd.concat([rows, again]), [*KEYS, "model"], "batch", "cell")
+    rows = pd.concat([again, rows])
+    rows = rows.assign(model=rows.model.map(label), drafts=rows.kind.replace(DRAFTS))
+    return across(rows, [*KEYS, "model", "drafts"], "batch", "cell")
 
 
 def kept_and_timed() -> pd.DataFrame:
     """Of each family the setting that was timed: FLOPs, and tokens a second by batch size."""
     rows = _bench("exits")
-    rows = rows[rows.kind != VERIFIED]
+    rows = rows[~rows.kind.isin(LOSSLESS)]
     layer = "fixed layer " + rows.threshold.map("{:.0f}".format)
     rows["exits"] = rows.rule.map(label).where(rows.rule != "static", layer)
     rows["cell"] = with_range(rows, "speed", "low", "high")
@@ -334,7 +337,7 @@ def kept_and_timed() -> pd.DataFrame:
 def simulated() -> pd.DataFrame:
     """The exits of the small models in decoders of other sizes, simulated."""
     rows = _bench("shapes")
-    rows["exits"] = rows.rule.map(label).where(rows.kind != VERIFIED, "verified exits")
+    rows["exits"] = rows.kind.map(DRAFTS).fillna(rows.rule.map(label))
     layer = "fixed layer, after " + (100 * rows.depth).map("{:.0f} % of the depth".format)
     rows["exits"] = rows.exits.where(rows.kind != "fixed layer", layer)
     rows["cell"] = with_range(rows, "speed", "low", "high")
