@@ -225,7 +225,8 @@ def _choose_inputs(
     inputs = np.concatenate(trial)
     replayed = inputs[:: -(-len(inputs) // PLANNING_INPUTS)]
     random = np.random.default_rng(0)
-    return replayed, *([ones[index] for index in random.permutation(len(ones))] for ones in (trial, confirming))
+    trial = [trial[index] for index in random.permutation(len(trial))]
+    return replayed, trial, [confirming[index] for index in random.permutation(len(confirming))]
 
 
 def worth_timing(ranked: Sequence[Setting]) -> list[Setting]:

@@ -198,7 +198,7 @@ def best_setting(
 
 
 def _of_batches(cost: np.ndarray, sequence: np.ndarray, batch_size: int) -> np.ndarray:
-    """`[setting]`, of all batches together, from `[setting, token]`: a batch takes as long as its longest row.
+    """`[setting]`, of all batches, from `[setting, token]`: a batch takes as long as its longest row.
 
     >>> _of_batches(np.array([[1, 1, 1, 5, 2]]), np.array([0, 0, 0, 1, 2]), batch_size=2)
     array([7])
