@@ -60,7 +60,7 @@ from .workloads import SEED, Bench, Run, Workload, bench_of
 KEYS = ("profile", "shape", "task", "batch", "kind", "rule", "threshold")
 EXAMPLES = 64  # outputs of each task that are played
 TOKENS = {1: 16, 8: 16, 32: 12}  # batch -> tokens that each row plays
-SCRIPTS = {1: 24, 8: 12, 32: 8}  # batch -> how often, each time other outputs
+SCRIPTS = {1: 24, 8: 12, 32: 8}  # batch -> how often, each time other outputs; thrice in a narrow model
 IN_BATCHES = (FIXED, "pruned", *LOSSLESS)  # kinds that are played in batches too
 LAYERS = (6, 11)  # of twelve, at which tokens exit from fixed layers
 TRIAL_SEED = 1001
@@ -401,12 +401,13 @@ def timings(model: Trained, bench: Bench) -> Iterator[pd.DataFrame]:
             number: lambda script, one=one: seconds_of(one.run(script + 1), bench.device)
             for number, one in enumerate([full, full, *compared])
         }
-        seconds = pd.DataFrame(in_random_order(runs, SCRIPTS[batch]))[list(runs)].to_numpy()
+        scripts = SCRIPTS[batch] * bench.rounds
+        seconds = pd.DataFrame(in_random_order(runs, scripts))[list(runs)].to_numpy()
         speed = beside_first(np.ones_like(seconds), seconds)
         rows = pd.DataFrame({"speed": speed.value, "low": speed.low, "high": speed.high})
         again = dict(zip(AGAIN, rows.loc[1], strict=True))
         labels = pd.DataFrame([one.labels for one in compared]).assign(batch=batch)
-        yield labels.join(rows[2:].reset_index(drop=True)).assign(**again, batches=SCRIPTS[batch])
+        yield labels.join(rows[2:].reset_index(drop=True)).assign(**again, batches=scripts)
 
 
 def run(profile: str, data: str | None, workload: Workload) -> pd.DataFrame:
