@@ -82,7 +82,7 @@ figures.picture("six_measures")
 # | LSTM | $u \cdot s^l$ with $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$ | MEE: two layers, here of $d/2$ units; its code: one |
 # | history | 32 hidden units on the *predictions* of the last three layers: margins, probabilities, entropies, for how long they stayed, whether they are in the input | ours |
 #
-# The history of predictions and the *margin over few entries* score `top_k` vocabulary tokens before the last layer (fixed
+# The history of predictions and the *margin over few tokens* score `top_k` vocabulary tokens before the last layer (fixed
 # pruning, 03) and all of them at it. `FEATURES` in `mee_utils.exits.history_classifier` lists what the history sees.
 # Classifiers learn whether a layer's prediction is final, on teacher-forced references as in the papers; the history
 # learns from the model's own outputs.
@@ -394,7 +394,7 @@ print(
 # that reliably keeps 99 % of the score on question answering (73 % of the decoder FLOPs) and translation (94 %). On
 # summarization no rule that keeps it saves anything: intervals are so wide there that only rules that hardly exit pass.
 # That the history discriminates slightly better does not pay at this quality: it takes more FLOPs than the margin over
-# few entries on every task.
+# few tokens on every task.
 #
 # For MEE's measures the answer to MEE's question is no. In one of nine cases, three states on question answering, one of
 # them keeps 99 % of the score and saves FLOPs: 2 %. The expectation was half right: seeing more states costs more, but

@@ -353,7 +353,7 @@ if len(one):
 # with FREE on translation. A draft need not be safe, only cheap and mostly right. Copies are faster still where the output
 # repeats its input, 1.36 to 1.42 times, and with any model, for they ask nothing of it; on translation they gain 4 or 5 %.
 #
-# **What do exits add to copies?** By the clock, nothing on questions and summaries: both together are no faster than
+# **What do exits add to copies?** In wall-clock time nothing on questions and summaries: both together are no faster than
 # copies alone, since a decision costs more than what is left to save. On translation exits are all that helps. The
 # smaller decoder is faster than any of them; its outputs are its own.
 #

@@ -100,7 +100,7 @@ def row(
         profile, data: whose models, corpora and search.
         tasks: some of the profile's; by default all.
         limit: examples of each part, for a quick look.
-        pruning: how the vocabulary is pruned, as in `ExitPolicy`; the last layer scores all entries, as it
+        pruning: how the vocabulary is pruned, as in `ExitPolicy`; the last layer scores all tokens, as it
             does under the rules of the page.
         name: what the row is called; by default as the measure.
     """

@@ -41,7 +41,7 @@ MOST_TOKENS = 24  # of an output that are replayed and timed
 LEAST_TOKENS = 8
 TURN_SECONDS = 0.15  # that full depth takes in a turn, if fewer tokens make it so
 DEFAULT_MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
-DEFAULT_TOP_K = 64  # vocabulary entries of the pruned margin
+DEFAULT_TOP_K = 64  # vocabulary tokens of the pruned margin
 DEFAULT_COPIES = (Copies(), Copies(shortest=2))
 
 

@@ -50,7 +50,7 @@ class ExitPolicy:
         copies: drafts that are copied from the input where it continues as the output does ("verify"); exits
             draft where there is none. `generate(model, inputs, Copies())` copies alone.
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.pruning`.
-        top_k, least_k: vocabulary entries kept at first (fixed, decaying) and at least (decaying).
+        top_k, least_k: vocabulary tokens kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
         prune_last_layer: whether the last layer, too, scores only the ids that are kept (the paper). False:
             it scores all, so that a token that runs through all layers is the one of full depth.

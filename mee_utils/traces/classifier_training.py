@@ -35,7 +35,7 @@ from .replay import StoredStates, bind_to_trace, check_policy, chunks
 from .trace import Trace
 
 HELD_OUT_CHUNK = 2048  # tokens of a held-out trace whose loss is computed at a time
-TOP_K = 64  # vocabulary entries over which `history_classifier` learns where no policy is given
+TOP_K = 64  # vocabulary tokens over which `history_classifier` learns where no policy is given
 
 
 def exit_labels(trace: Trace, target: str = "consistency") -> np.ndarray:
@@ -93,7 +93,7 @@ def train_classifier(
         held_out: another such trace, on which the loss is measured after every epoch.
         policy: only for `history_classifier`, which it will decide for: its layers, pruning and contrast
             matter, its measure and threshold do not. By default all layers from the model's `min_exit_layer`
-            on, over the 64 vocabulary entries that are best there.
+            on, over the 64 vocabulary tokens that are best there.
 
     Raises:
         MeeError: a trace without states or tokens, of another model or other weights; settings out of range;
@@ -202,7 +202,7 @@ def _check_policy(kind: str, target: str, policy: ExitPolicy | None) -> None:
     if target == "distilled":
         raise MeeError(f'"{kind}" learns whether predictions are right, and nothing can be distilled.')
     if policy is not None and check_policy(policy).pruning == "adaptive":
-        circle = "keeps vocabulary entries by the confidence that has yet to be learned"
+        circle = "keeps vocabulary tokens by the confidence that has yet to be learned"
         raise MeeError(f'pruning="adaptive" {circle}: give a policy with fixed or decaying pruning.')
 
 

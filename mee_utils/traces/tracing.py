@@ -49,7 +49,7 @@ def trace(
     Args:
         model: from `load_model`, or any other model of `transformers` that writes text, as `AnyModel`.
         outputs: ids of the greedy output, if it was decoded already.
-        top_k: how many vocabulary entries to keep for each token and layer (at least 2, for the margin).
+        top_k: how many vocabulary tokens to keep for each token and layer (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
         batch_size: inputs at a time; changes numbers by rounding only.

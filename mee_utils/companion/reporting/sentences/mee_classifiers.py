@@ -138,7 +138,7 @@ def _reliable(real):
     )
     yield "On summarization no rule that keeps it saves anything", flops.summarization.min() >= 1
     yield (
-        "it takes more FLOPs than the margin over few entries on every task",
+        "it takes more FLOPs than the margin over few tokens on every task",
         (flops.loc["history"] > few).all(),
     )
     mee = flops.loc[list(MEE_RULES)]
