@@ -413,8 +413,8 @@ shown = shown.map("{:.2f}".format, na_action="ignore").fillna("").rename_axis(in
 display(shown.rename(columns=names_of_costs | figures.SIZES))
 
 # %% [markdown]
-# In time: tokens per second as a multiple of full depth's, timed by `make bench` in single precision, contenders taking
-# turns (the same runs as above). Ranges over timing runs are in `times.csv`.
+# In time: tokens per second as a multiple of full depth's, timed by `make bench` in single precision, each way beside full
+# depth on the same inputs, in random order. Intervals are in `times.csv`.
 
 # %%
 wanted = complete[(complete.reduction != "full_depth") & complete.model.isin(tuned)]
