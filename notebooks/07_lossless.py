@@ -121,7 +121,7 @@ def copied(source, written, longest=3, most=8):
 
 
 print("the first drawing's round:", rounds(np.array([True, True, False])), "tokens")
-print("the second one's copy:", copied("by the red house near".split(), "sees the".split()))
+print("the second one's copy:", copied(["by", "the", "red", "house", "near"], ["sees", "the"]))
 
 # %% [markdown]
 # One sentence, decoded with the softmax margin: a line a round, in brackets what the last layer had to say itself,
@@ -326,7 +326,9 @@ if len(one):
     figure, panels = figures.panels(
         one.assign(height=one.model.map(heights) + one.kind.map(shift)),
         title="Speed of lossless drafts, one output at a time, beside a smaller decoder",
-        note=experiment.note(intervals="whiskers: 95 % intervals over inputs; grey: full depth against itself"),
+        note=experiment.note(
+            intervals="whiskers: 95 % intervals over inputs; grey: full depth against itself"
+        ),
         height=2.2,
     )
     for axis, rows in panels:

@@ -34,7 +34,17 @@ from scipy.special import bdtr, rel_entr
 
 from mee_utils.analysis.calibration import learn_then_test
 from mee_utils.analysis.statistics import interval
-from mee_utils.companion import Experiment, claims, figures, kinds, limits, rc_eenn, result_tables, rivals, verdicts
+from mee_utils.companion import (
+    Experiment,
+    claims,
+    figures,
+    kinds,
+    limits,
+    rc_eenn,
+    result_tables,
+    rivals,
+    verdicts,
+)
 from mee_utils.companion.catalogue import CALM_RULES, FAMILY_COLOURS, MEE_RULES
 from mee_utils.companion.figures import label
 from mee_utils.companion.published_numbers import beside_main_figure
@@ -79,12 +89,22 @@ families = kinds.settings_to_time(stored, kept, quality)
 best = kinds.with_timings(name, families)
 named = best.rule.map(label, na_action="ignore")
 named = named.where(best.kind != kinds.FIXED, "fixed layer " + best.threshold.map("{:.0f}".format))
-lossless = {kinds.COPIES: "copies, verified", kinds.VERIFIED: "exits, verified", kinds.PLANNED: "either, planned"}
+lossless = {
+    kinds.COPIES: "copies, verified",
+    kinds.VERIFIED: "exits, verified",
+    kinds.PLANNED: "either, planned",
+}
 best["exits"] = best.kind.map(lossless).fillna(named)
 
 colours = {kinds.FIXED: "black"} | {kind: figures.STYLES[kind].colour for kind in lossless}
 figure, axes = plt.subplots(
-    len(tasks), 2, figsize=(8.5, 1.9 * len(tasks)), sharex="col", sharey="row", squeeze=False, layout="constrained"
+    len(tasks),
+    2,
+    figsize=(8.5, 1.9 * len(tasks)),
+    sharex="col",
+    sharey="row",
+    squeeze=False,
+    layout="constrained",
 )
 for (flops, speed), task in zip(axes, tasks, strict=True):
     rows = best[best.task == task].reset_index(drop=True)
@@ -97,9 +117,13 @@ for (flops, speed), task in zip(axes, tasks, strict=True):
     speed.axvspan(rows.again_low.min(), rows.again_high.max(), color=figures.GREY, alpha=0.3, linewidth=0)
     for axis in (flops, speed):
         axis.axvline(1, color=figures.GREY, linewidth=0.8)
-    flops.set(yticks=range(len(rows)), yticklabels=rows.exits, ylim=(len(rows) - 0.5, -0.5), title=label(task))
+    flops.set(
+        yticks=range(len(rows)), yticklabels=rows.exits, ylim=(len(rows) - 0.5, -0.5), title=label(task)
+    )
 axes[-1, 0].set_xlabel("FLOPs (1 = full depth)\nfilled: decoder, hollow: end to end")
-axes[-1, 1].set_xlabel("tokens a second, one output at a time (1 = full depth)\ngrey: full depth against itself")
+axes[-1, 1].set_xlabel(
+    "tokens a second, one output at a time (1 = full depth)\ngrey: full depth against itself"
+)
 title = f"One setting of each family that keeps {quality:.0%} of the score"
 figures.write_above(figure, title, f"{note}; lines: {intervals.replace('examples', 'inputs')}")
 experiment.save_figure(figure, "one_of_each_family", best.drop(columns="exits"), with_legend=False)
@@ -107,7 +131,9 @@ experiment.save_figure(figure, "one_of_each_family", best.drop(columns="exits"),
 for row in best.itertuples():
     speed = f"{row.speed:.2f} ({row.speed_low:.2f} to {row.speed_high:.2f})" if row.speed > 0 else "not timed"
     share = f"{row.flops_share:.0%} of the decoder's FLOPs, {row.whole_share:.0%} of all"
-    print(f"{label(row.task)}, {row.exits}: {share if row.flops_share > 0 else 'all FLOPs and more'}; {speed}")
+    print(
+        f"{label(row.task)}, {row.exits}: {share if row.flops_share > 0 else 'all FLOPs and more'}; {speed}"
+    )
 
 # %%
 points = verdicts.fronts(stored)
@@ -128,7 +154,10 @@ for share, rows in {quality: kept, 0.95: looser}.items():
     for task, of_task in safe.groupby("task", sort=False):
         least = of_task.loc[of_task.flops_share.idxmin()]
         width = (rows.high - rows.low)[rows.task == task].median() / 2
-        print(f"{share:.0%} of {label(task)}, reliably: {least.flops_share:.0%} of the decoder's FLOPs,", end=" ")
+        print(
+            f"{share:.0%} of {label(task)}, reliably: {least.flops_share:.0%} of the decoder's FLOPs,",
+            end=" ",
+        )
         print(f"{least.whole_share:.0%} of all, exits after layer {least.mean_exit_layer:.1f}", end="; ")
         print(f"half-width of an interval {width:.1%}")
 
@@ -203,7 +232,10 @@ enough = ways[(ways.kept >= quality) & (ways.relative_whole < 1)]
 for kind, rows in enough.groupby("kind"):
     for of, share in {"the decoder's": "relative_flops", "all": "relative_whole"}.items():
         least = rows.groupby("task")[share].min()
-        print(f"{kind}, {of} FLOPs for {quality:.0%}:", *(f"{label(task)} {s:.0%}," for task, s in least.items()))
+        print(
+            f"{kind}, {of} FLOPs for {quality:.0%}:",
+            *(f"{label(task)} {s:.0%}," for task, s in least.items()),
+        )
 
 # %% [markdown]
 # No exits keep as much of the score as a shallow decoder for as few FLOPs. Six layers keep all of vanilla's for 53 to 59 % of
@@ -229,7 +261,11 @@ else:
     )
     for axis, rows in panels:
         (task,) = rows.task.unique()
-        exits = rows[rows.rule != "full_depth"].groupby(["rule", "same_predictions"], sort=False).mean(numeric_only=True)
+        exits = (
+            rows[rows.rule != "full_depth"]
+            .groupby(["rule", "same_predictions"], sort=False)
+            .mean(numeric_only=True)
+        )
         figures.lines(axis, exits.reset_index(), "relative_whole", "kept", "rule")
         for style, these in {"s": whole[whole.task == task], "*": rows[rows.rule == "full_depth"]}.items():
             axis.plot(these.relative_whole, these.kept, style, color=figures.DARK, markerfacecolor="white")
@@ -239,9 +275,14 @@ else:
     experiment.save_figure(figure, "right_sized", right_sized)
 
     full = right_sized[right_sized.rule == "full_depth"].groupby("task", sort=False)
-    print("six layers, trained for exits, keep of vanilla's score:", full.kept.mean().map("{:.1%}".format).to_dict())
+    print(
+        "six layers, trained for exits, keep of vanilla's score:",
+        full.kept.mean().map("{:.1%}".format).to_dict(),
+    )
     exits = right_sized[right_sized.rule != "full_depth"]
-    exits = exits.groupby(["task", "rule", "same_predictions"], sort=False).mean(numeric_only=True).reset_index()
+    exits = (
+        exits.groupby(["task", "rule", "same_predictions"], sort=False).mean(numeric_only=True).reset_index()
+    )
     for row in whole[whole.setting.isin(["3 layers", "4 layers"])].itertuples():
         cheap = exits[(exits.task == row.task) & (exits.relative_whole <= row.relative_whole)]
         best = f"{cheap.kept.max():.1%}" if len(cheap) else "none is as cheap"
@@ -298,7 +339,9 @@ experiment.save_figure(figure, "limits", curves)
 for row in at_equal_flops.itertuples():
     beside = f"{row.rule_kept:.1%}" if row.rule_kept > 0 else "none is as cheap"
     limited = "below" if row.oracle < quality else "at least"
-    print(f"{label(row.task)}: oracle {row.oracle:.1%} ({limited} {quality:.0%}), best rule {beside};", end=" ")
+    print(
+        f"{label(row.task)}: oracle {row.oracle:.1%} ({limited} {quality:.0%}), best rule {beside};", end=" "
+    )
     print(f"FLOPs of the oracle {row.flops_share:.1%}, with its decisions charged {row.charged_flops:.1%}")
 
 margin = oracle[oracle.rule == "softmax_margin"].set_index(["task", "threshold"])
@@ -351,7 +394,9 @@ else:
             look = {"color": style.colour, "marker": "P" if style.marker == "x" else style.marker}
             ours, theirs = (row.speed_exact, row.kept_exact), (row.published_speed, row.published_kept)
             if row.published_kept > 0:
-                axis.annotate("", ours, theirs, arrowprops={"arrowstyle": "->", "color": style.colour, "alpha": 0.6})
+                axis.annotate(
+                    "", ours, theirs, arrowprops={"arrowstyle": "->", "color": style.colour, "alpha": 0.6}
+                )
             axis.scatter(row.published_speed, row.published_kept, **look, facecolors="white", zorder=3)
             axis.scatter(row.speed_exact, row.kept_exact, **look, label=style.label, zorder=3)
         if rows.published_kept.isna().all():
@@ -475,7 +520,9 @@ else:
             kept_elsewhere = rouge[number, others].mean() / rouge[0, others].mean()
             lost = np.clip(rouge[0] - rouge, 0, None)[number, others].mean()
             missed = kept_elsewhere < quality if demand.startswith("99 %") else lost > 0.05
-            tried.append({"demand": demand, "layer": layers[number], "kept": kept_elsewhere, "missed": missed})
+            tried.append(
+                {"demand": demand, "layer": layers[number], "kept": kept_elsewhere, "missed": missed}
+            )
     tried = pd.DataFrame(tried).groupby("demand", sort=False).mean().reset_index()
     tried = experiment.save_table(tried, "published_t5_large")
     display(tried.set_index("demand").round(3))
