@@ -495,7 +495,13 @@ else:
 # random splits, some summaries choose, and the others report. The file has no licence; this section reads it from
 # `rc_eenn/calm_cnndm.p` in the DATA folder.
 
+
 # %%
+def lower_ends_kept(scores):
+    """Of the share that each threshold keeps of the first's mean; `scores` are `[threshold, example]`."""
+    return interval(lambda w: (w @ scores.T) / (w @ scores[0])[:, None], scores.shape[1]).low
+
+
 path = Path(data or "data") / rc_eenn.FILE
 if not path.exists():
     print(f"Not read: put {rc_eenn.ADDRESS} there as {path}")
@@ -506,7 +512,7 @@ else:
     tried = []
     for choosing, others in splits:
         kept_there = rouge[:, choosing].mean(axis=1) / rouge[0, choosing].mean()
-        low = interval(lambda w: (w @ rouge[:, choosing].T) / (w @ rouge[0, choosing])[:, None], 500).low
+        low = lower_ends_kept(rouge[:, choosing])
         loss = np.clip(rouge[0] - rouge, 0, None)[:, choosing[:100]]
         numbers = {
             "99 %, by the mean of 500": np.flatnonzero(kept_there >= quality).max(),
