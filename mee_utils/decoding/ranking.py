@@ -25,7 +25,7 @@ from .step_costs import REPEATS, StepCosts
 THRESHOLDS = 24  # that are compared if the policy gives none
 LENGTHS = tuple(range(1, MAX_DRAFT + 1))  # of drafts, likewise
 FEW_THRESHOLDS = 12  # where a user waits
-FEW_LENGTHS = (1, 2, 3, 4, 6, MAX_DRAFT)
+FEW_LENGTHS = (1, 2, 4, MAX_DRAFT)
 FEW_CHOICES_OF_LAYERS = 4  # of a policy that are compared with all its copies
 LAYER_STEP = 3  # layers from one decision to the next in policies that do not decide at every layer
 
