@@ -8,7 +8,7 @@ whether it is true of the stored tables:
         settled = real("01_monotonicity/figure_1_settled").query("layer == 4").pivot(...)
         yield "CALM's predictions are final first on every task.", (settled.calm > settled.vanilla).all()
 
-`real("<notebook>/<table>")` reads a table of `figures/real`; `real("../bench/kept")` one beside it. A
+`real("<notebook>/<table>")` reads a table of `figures/real`; `real("../bench/exits")` one beside it. A
 sentence may be a part of one. `make results` names those that are not true, or not in the text.
 """
 

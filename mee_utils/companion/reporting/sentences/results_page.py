@@ -84,4 +84,5 @@ def _speed(real):
         (of_mee.speed_exact < 1).all() and (others.speed < 1).all(),
     )
     smaller = real("../bench/rivals").query("profile == 'real' and decoder_layers == 6 and batch == 1")
-    yield "faster than any exit here", smaller.speed.min() > timed[timed.batch == 1].speed.max()
+    exits = timed[(timed.batch == 1) & ~timed.kind.isin(["copies", "planned"])]
+    yield "faster than any exit here", smaller.speed.min() > exits.speed.max()
