@@ -65,8 +65,8 @@ def _speed(real):
     exits, copies, planned = (alone.loc[kind] for kind in ("verified", "copies", "planned"))
     calm = exits.speed["calm"].round(2)
     yield (
-        "exits as drafts are 1.17 to 1.24 times as fast as full depth with CALM, on every task, and 1.33 times "
-        "with FREE on translation",
+        "exits as drafts are 1.17 to 1.24 times as fast as full depth with CALM, on every task, and 1.33 "
+        "times with FREE on translation",
         (calm.min(), calm.max()) == (1.17, 1.24) and round(exits.speed["free", "translation"], 2) == 1.33,
     )
     repeating = copies.drop("translation", level="task")

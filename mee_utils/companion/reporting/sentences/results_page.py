@@ -67,7 +67,7 @@ def _limits(real):
 def _speed(real):
     timed = real("../bench/exits").query("profile == 'real'")
     drafts = timed[(timed.kind == "verified") & timed.model.isin(["calm", "free"])]
-    yield "in batches nothing is gained", (drafts[drafts.batch > 1].speed < 1.05).all()
+    yield "In batches exits gain nothing", (drafts[drafts.batch > 1].speed < 1.05).all()
     published = real("08_results/beside_published").query("batch == 1").set_index(["rule", "task"])
     rising = published.loc["rising_top1"]
     yield (
