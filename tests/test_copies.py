@@ -10,7 +10,7 @@ from reference import counted_and_profiled
 
 from mee_utils import Copies, ExitPolicy, MeeError, generate, replay_drafts, trace
 from mee_utils.analysis.replayed_flops import verified_flops
-from mee_utils.decoding import layerwise, planning, verify
+from mee_utils.decoding import drafts, layerwise, planning
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states
 from mee_utils.decoding.inputs import input_ids
 from mee_utils.decoding.layerwise import LayerwiseDecoder
@@ -52,7 +52,7 @@ def guessing(monkeypatch):
         ids = [tuple(model.tokenizer(text).input_ids) for text in inputs]
         monkeypatch.setattr(Guesses, "outputs", dict(zip(ids, outputs, strict=True)))
         monkeypatch.setattr(Guesses, "draw", np.random.default_rng(seed))
-        monkeypatch.setattr(verify, "Copier", Guesses)
+        monkeypatch.setattr(drafts, "Copier", Guesses)
 
     return of
 
@@ -121,7 +121,7 @@ def test_there_is_room_for_as_many_tokens_as_are_asked_for(lively, guessing):
 
 def test_an_output_that_repeats_itself_is_copied_from_itself(lively, monkeypatch):
     """Nothing is found in the input, as if it were empty."""
-    monkeypatch.setattr(verify, "Copier", lambda copies, source: Copier(copies, []))
+    monkeypatch.setattr(drafts, "Copier", lambda copies, source: Copier(copies, []))
     full = generate(lively, INPUTS, max_new_tokens=LENGTH)
     out = generate(lively, INPUTS, Copies(), max_new_tokens=LENGTH)
     assert out.token_ids == full.token_ids and (np.concatenate(out.exit_layers) == 0).any()

@@ -13,7 +13,7 @@ from conftest import INPUTS, LENGTH, build_lively
 from torch.overrides import TorchFunctionMode
 
 from mee_utils import ExitPolicy, generate
-from mee_utils.decoding import token, verify
+from mee_utils.decoding import drafts, token, verify
 from mee_utils.exits.classifiers import new_classifier
 
 TO_HOST = {"cpu", "item", "tolist", "nonzero", "__bool__", "__int__", "__float__", "__index__"}
@@ -126,7 +126,7 @@ def test_a_batch_waits_no_more_often_than_its_longest_row(lively, monkeypatch):
 
 
 def test_drafts_wait_once_a_decision_once_a_draft_and_once_a_verification(lively, monkeypatch):
-    drafting = counted(monkeypatch, verify.DraftDecoder, "draft")
+    drafting = counted(monkeypatch, drafts.ExitDrafter, "draft")
     verifying = counted(monkeypatch, verify.DraftDecoder, "verify")
     policy = ExitPolicy(**MARGIN, propagation="verify", max_draft=4)
     out = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1)

@@ -12,6 +12,7 @@ from ..exits.policy import BoundPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
 from ..tasks.loading import Task
+from .drafts import drafters_of
 from .layerwise import LayerwiseDecoder
 from .outputs import Output
 from .token import decode_tokens
@@ -274,5 +275,5 @@ def decode_batch(
     """
     cache = decoder.begin(batch, max_new_tokens, encoded, start_and_ends)
     if bound.policy.propagation == "verify":
-        return DraftDecoder(decoder, cache, bound, sequence).decode()
+        return DraftDecoder(decoder, cache, drafters_of(decoder, cache, bound), sequence).decode()
     return decode_tokens(decoder, cache, bound, sequence)

@@ -70,7 +70,8 @@ class Copier:
         for ending in self._endings(self.written):
             for places, text in ((self.in_source, self.source), (self.in_output, self.written)):
                 if ending in places:
-                    return text[places[ending] :][:most]
+                    place = places[ending]
+                    return text[place : place + most]
         return []
 
     def _endings(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:

@@ -21,6 +21,7 @@ from mee_utils.companion.catalogue import MAIN_MODEL, RULES
 from mee_utils.companion.experiment import Experiment
 from mee_utils.companion.inputs import weights_digest
 from mee_utils.companion.kinds import best_of_kind, family_of
+from mee_utils.decoding.drafts import ExitDrafter
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.inputs import input_ids
@@ -172,23 +173,23 @@ def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> Exit
     )
 
 
-class ScriptedDrafts(DraftDecoder):
-    """Verified exits of a model whose layers agree: drafts are wrong, and rounds end, as the script says."""
+class ScriptedExits(ExitDrafter):
+    """Exits of a model whose layers agree: drafts are wrong, and rounds end, as the script says."""
 
     def __init__(self, decoder, cache, bound, script: Script):
-        super().__init__(decoder, cache, bound, np.arange(len(script.right)))
+        super().__init__(decoder, cache, bound)
         self.script = script
+
+    def draft(self, rows):
+        super().draft(rows)
+        for row in rows:
+            row.ready_to_verify |= bool(self.script.ends[row.number, row.position - 1])
+        return []
 
     def _drafted_ids(self, state, exits):
         ids, readout_rows = super()._drafted_ids(state, exits)
         right = self.script.right[state.sequence[exits], state.position[exits]]
         return np.where(right, ids, (ids + 1) % self.bound.vocabulary), readout_rows
-
-    def _record_drafts(self, rows, state, exits) -> None:
-        super()._record_drafts(rows, state, exits)
-        for index in state.step_rows[exits]:
-            row = rows[index]
-            row.ready_to_verify |= bool(self.script.ends[row.sequence, row.position - 1])
 
 
 def verified(bench: Bench, policy: ExitPolicy, script: Script) -> Run:
@@ -202,7 +203,8 @@ def verified(bench: Bench, policy: ExitPolicy, script: Script) -> Run:
     @torch.inference_mode()
     def run():
         cache = bench.decoder.begin(inputs, tokens)
-        return ScriptedDrafts(bench.decoder, cache, bound, script).decode()
+        drafter = ScriptedExits(bench.decoder, cache, bound, script)
+        return DraftDecoder(bench.decoder, cache, [drafter], np.arange(rows)).decode()
 
     return run
 
