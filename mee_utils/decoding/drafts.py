@@ -1,7 +1,7 @@
-"""Who drafts: the tokens of a round that wait for the last layer come from exits, or are copied.
+"""Drafters propose the tokens that the last layer then verifies: from early exits, or copied from the input.
 
-`verify.DraftDecoder` asks its drafters one after the other, before every step: the first of them gets all
-rows whose draft has not ended, and each next one those that are left. A drafter
+Before every step `verify.DraftDecoder` asks its drafters in order: the first gets all rows whose draft has
+not ended, and each next one the rows that are left. A drafter
 
 - appends to `Row.drafts` what it drafts, one token or several;
 - leaves the state of each in the cache, where it waits: in `Cache.states`, behind the layers that

@@ -111,8 +111,8 @@ def generate(
 
     Args:
         inputs: the prompts; one text stands for a list of one.
-        policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search;
-            `Copies(...)` gives them too, and drafts what it copies from the input.
+        policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
+            `Copies(...)` gives the same tokens sooner where the output repeats the input.
             With `propagation="verify"` and no `max_draft`, drafts are planned first (`plan_drafts`), which
             takes a few seconds, is not part of `seconds`, and is reported as `plan`; if they are not faster,
             all layers are run.

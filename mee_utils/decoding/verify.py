@@ -1,7 +1,7 @@
 """Lossless drafts: exits and copies are drafts, the last layer verifies them, the output is full depth's.
 
-- Draft. Drafters (`drafts`) are asked for tokens that may come next. Where the input, or the output so far,
-  goes on as the output does, a round copies what stands there; the copied tokens wait below the first layer.
+- Draft. Drafters (`drafts`) are asked for tokens that may come next. Where the output's last tokens stand in
+  the input or earlier in the output, what follows them there is copied; copied tokens wait below layer 1.
   Else a token exits at the first layer where the policy is confident, and its state waits there. A later
   token that goes deeper takes along what waits before it. The first token of which the policy is not
   confident, an end token, a draft of `max_draft` tokens, or the last token that there is room for, ends the
@@ -11,9 +11,9 @@
   what came after it is dropped. The token of which the policy was not confident comes from the last layer.
 
 If all tokens before it were right, the draft of an exit is computed from exactly the states of full depth,
-whatever the policy.
-This is self-speculative decoding (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al. 2024) for an
-encoder and decoder, any exit rule, and rows that accept different numbers of tokens.
+whatever the policy. With exits this is self-speculative decoding (Draft & Verify, Zhang et al. 2024;
+LayerSkip, Elhoushi et al. 2024), with copies prompt lookup decoding (Saxena 2023); here for encoder-decoders,
+any exit rule, and rows that accept different numbers of tokens.
 
 A round with three tokens: one row, L = 4, `max_draft=3`, a policy that decides at layers 1 and 2. `filled`
 says for how many positions each layer has keys and values (`Cache.filled`).

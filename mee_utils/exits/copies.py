@@ -15,12 +15,12 @@ from ..common.errors import MeeError, check_whole
 
 @dataclass(frozen=True)
 class Copies:
-    """When tokens are copied, and how many.
+    """Prompt lookup: after which n-grams tokens are copied, and how many.
 
     Attributes:
-        longest: how many of the output's last tokens are looked for; if they stand nowhere, one fewer.
-        shortest: down to so many.
-        max_draft: how many tokens are copied at most.
+        longest: length of the n-gram at the end of the output that is searched for first.
+        shortest: length of the last, where longer ones are not found.
+        max_draft: the most tokens of a copy.
 
     Raises:
         MeeError: for anything but whole numbers from 1 on, or shortest above longest.
@@ -70,7 +70,8 @@ class Copier:
         for ending in self._endings(self.written):
             for places, text in ((self.in_source, self.source), (self.in_output, self.written)):
                 if ending in places:
-                    return text[places[ending] :][:most]
+                    place = places[ending]
+                    return text[place : place + most]
         return []
 
     def _endings(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:

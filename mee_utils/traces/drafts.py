@@ -26,9 +26,8 @@ class DraftReplay:
     rounds: np.ndarray = field(repr=False)  # `[output]`, how often the last layer verified
     verified: np.ndarray = field(repr=False)  # `[output]`, drafts that it verified
     accepted: np.ndarray = field(repr=False)  # `[output]`, drafts that it accepted
-    exit_layers: np.ndarray = field(
-        repr=False
-    )  # `[token]`, of an accepted draft its layer (0: a copy), else L
+    # `[token]`, of an accepted draft its layer (0: it was copied), else L
+    exit_layers: np.ndarray = field(repr=False)
 
     @property
     def acceptance(self) -> float:
