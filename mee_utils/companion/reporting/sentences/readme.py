@@ -30,3 +30,13 @@ def sentences(real):
         "the quality of decisions is missing, not their price",
         (limits.charged_flops - limits.flops_share < 0.01).all() and limits.rule_kept.max() < 0.99,
     )
+    speed = real("../bench/exits").query("profile == 'real' and batch == 1 and model == 'calm'")
+    speed = speed.pivot(index="task", columns="kind", values="speed")
+    translation = speed.loc["translation"]
+    repeating = speed.drop("translation")
+    yield (
+        "Where the output repeats its input, exits add nothing to copies; "
+        "on translations copies add nothing to exits.",
+        (repeating.planned < 1.02 * repeating.copies).all()
+        and translation.planned < 1.02 * translation.verified,
+    )
