@@ -16,7 +16,7 @@ import pandas as pd
 from ...common.files import ROOT, complete_file
 from ..catalogue import MAIN_MODEL, MEE_RULES
 from ..figures import label
-from ..kinds import COPIES, VERIFIED
+from ..kinds import COPIES, PLANNED, SEVERAL, VERIFIED
 from ..result_tables import KEEPS_IT
 from ..running.digests import file_digest
 from ..statements import BUGS
@@ -203,7 +203,8 @@ def _of_exits() -> dict[str, str]:
         "profile == 'real' and batch == 1 and shape == 't5-large'"
     )
     simulated = large.set_index("kind").speed.sort_index()
-    return {
+    several = large[large.kind == SEVERAL].set_index("task").speed
+    return {f"several_large_{task}": times(of_task) for task, of_task in several.items()} | {
         "rules_at_mean": percent(least.mean()),
         "rules_at_mean_whole": percent(least_whole.mean()),
         "rules_reliably": percent(reliable.reindex(least.index).fillna(1).mean()),
@@ -216,8 +217,8 @@ def _of_exits() -> dict[str, str]:
         "mee_saving": str(saving.rule.isin(MEE_RULES).sum()),
         "verified_calm": span(speed[MAIN_MODEL, VERIFIED], times),
         "copies_calm": span(speed[MAIN_MODEL, COPIES], times),
-        "verified_large": span(simulated[VERIFIED], times),
-        "copies_large": span(simulated[COPIES], times),
+        "planned_calm": span(speed[MAIN_MODEL, PLANNED], times),
+        "planned_large": span(simulated[PLANNED], times),
         "again": span(of_main[["again_low", "again_high"]].stack(), times),
     }
 

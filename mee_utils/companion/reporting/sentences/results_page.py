@@ -67,7 +67,7 @@ def _limits(real):
 def _speed(real):
     timed = real("../bench/exits").query("profile == 'real'")
     drafts = timed[(timed.kind == "verified") & timed.model.isin(["calm", "free"])]
-    yield "In batches exits gain nothing", (drafts[drafts.batch > 1].speed < 1.05).all()
+    yield "In batches exits gain next to nothing", (drafts[drafts.batch > 1].low < 1.02).all()
     published = real("08_results/beside_published").query("batch == 1").set_index(["rule", "task"])
     rising = published.loc["rising_top1"]
     yield (
@@ -75,6 +75,11 @@ def _speed(real):
         "on average",
         round(rising.speed_exact.question_answering, 1) == 1.2
         and f"{rising.kept_exact.question_answering:.0%}" == "99%",
+    )
+    large = real("../bench/shapes").query("shape == 't5-large' and batch == 1 and task == 'summarization'")
+    yield (
+        "on summaries, where hardly any token exits",
+        large[large.kind == "several layers"].depth.min() > 0.9,
     )
     of_mee = published.loc[["rising_top1", "three_hidden", "lstm"]].drop("question_answering", level="task")
     others = timed[(timed.kind == "several layers") & (timed.batch == 1)]
