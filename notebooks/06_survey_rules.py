@@ -386,7 +386,8 @@ means = bench.groupby("rule", sort=False)[columns].agg(lambda values: values.mea
 whole = experiment.save_table(described.merge(means.reset_index(), on="rule"), "rules")
 shown = whole.sort_values("roc_area", ascending=False, kind="stable").set_index("rule")
 shown = shown[["roc_area", "guaranteed", "flops_share", "retained", "tokens_a_round", "verified_speed"]]
-display(shown.rename(index=figures.label).map("{:.2f}".format, na_action="ignore").fillna("–"))
+shown = shown.rename(index=figures.label).map("{:.2f}".format, na_action="ignore")
+display(shown.astype(object).fillna("–"))
 
 # %% [markdown]
 # Means over tasks; `bench.csv` has them task by task, with intervals. `guaranteed`: FLOPs at a threshold with which Learn

@@ -125,7 +125,7 @@ def digit_of_a_table(folder):
 
 
 def pixel_of_a_figure(folder):
-    path = folder / "four_ways.png"
+    path = folder / "one_of_each_family.png"
     path.write_bytes(one_other_pixel(path.read_bytes()))
 
 

@@ -17,7 +17,7 @@ def texts(name: str) -> list[str]:
 @pytest.mark.parametrize("name", sorted(path.stem for path in PICTURES.glob("*.svg")))
 def test_a_drawing_is_text_and_lines_alone_and_has_a_title(name):
     svg = figures.picture(name)._repr_svg_()
-    assert set(re.findall(r"<(\w+)", svg)) <= {"svg", "title", "path", "text"}
+    assert set(re.findall(r"<(\w+)", svg)) <= {"svg", "title", "path", "rect", "text"}
     assert re.search("<title>[A-Z][ a-z]+</title>", svg)
 
 

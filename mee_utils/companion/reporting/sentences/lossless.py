@@ -63,7 +63,9 @@ def _drafts(real):
 def _copies(real):
     by_kind = real("07_lossless/copies").set_index(["model", "drafts", "task"]).sort_index()
     passes, rounds = by_kind.tokens_a_pass, by_kind.tokens_a_round
-    copies, exits, both = (passes["calm", kind] for kind in ("copies", "exits", "copies and exits"))
+    copies = passes["calm", "copies"]
+    exits = passes["calm", "exits"]
+    both = passes["calm", "copies and exits"]
     tasks = ["question_answering", "summarization", "translation"]
     yield (
         "copies yield 2.2 tokens a pass on questions, 2.0 on summaries and 1.1 on translations; exits yield "
@@ -78,8 +80,8 @@ def _copies(real):
     )
     more = both / copies - 1
     yield (
-        "a pass yields no more than with copies alone on questions and 1 % more on summaries; on translations "
-        "it yields 3 % more than with exits alone",
+        "a pass yields no more than with copies alone on questions and 1 % more on summaries; on "
+        "translations it yields 3 % more than with exits alone",
         more.question_answering < 0
         and f"{more.summarization:.0%}" == "1%"
         and f"{both.translation / exits.translation - 1:.0%}" == "3%",
@@ -94,7 +96,9 @@ def _copies(real):
 def _speed(real):
     speeds = real("07_lossless/speed").set_index(["batch", "kind", "model", "task"]).sort_index()
     alone = speeds.loc[1]
-    exits, copies, planned = (alone.loc[kind] for kind in ("verified", "copies", "planned"))
+    exits = alone.loc["verified"]
+    copies = alone.loc["copies"]
+    planned = alone.loc["planned"]
     calm = exits.speed["calm"].round(2)
     yield (
         "exits as drafts are 1.17 to 1.24 times as fast as full depth with CALM, on every task, and 1.33 "
@@ -129,10 +133,11 @@ def _speed(real):
     seconds = speeds.planning_seconds.dropna()
     yield "in one to eleven seconds", (round(seconds.min()), round(seconds.max())) == (1, 11)
     large = real("../bench/shapes").query("profile == 'real' and batch == 1 and shape == 't5-large'")
-    large = large[large.kind.isin(["planned", "verified"])].pivot(index="task", columns="kind", values="speed")
+    large = large[large.kind.isin(["planned", "verified"])]
+    large = large.pivot(index="task", columns="kind", values="speed")
     yield (
-        "planned drafts are 1.76, 1.48 and 1.43 times as fast (questions, summaries, translations), and exits "
-        "alone gain 1.4 times on questions and translations",
+        "planned drafts are 1.76, 1.48 and 1.43 times as fast (questions, summaries, translations), and "
+        "exits alone gain 1.4 times on questions and translations",
         [*large.planned.round(2)] == [1.76, 1.48, 1.43]
         and (large.verified.drop("summarization").round(1) == 1.4).all(),
     )

@@ -35,8 +35,8 @@ def sentences(real):
     translation = speed.loc["translation"]
     repeating = speed.drop("translation")
     yield (
-        "Where the output repeats its input, copies of it are the better drafts, and exits add nothing to copies; "
-        "on translations copies add nothing to exits.",
+        "Where the output repeats its input, copies of it are the better drafts, and exits add nothing to "
+        "copies; on translations copies add nothing to exits.",
         (repeating.planned < 1.02 * repeating.copies).all()
         and (repeating.verified < repeating.copies).all()
         and translation.planned < 1.02 * translation.verified,

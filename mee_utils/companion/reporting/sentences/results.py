@@ -28,7 +28,8 @@ def _answer(real):
     reliable = kept[(kept.verdict == "keeps it") & (kept.rule != "static")]
     least = reliable.groupby("task").flops_share.min()
     yield (
-        "70 % of full depth's decoder FLOPs on question answering, 89 % on translation and 98 % on summarization",
+        "70 % of full depth's decoder FLOPs on question answering, 89 % on translation and 98 % on "
+        "summarization",
         percents(least) == ["70%", "89%", "98%"],
     )
     points = real("08_results/score_against_flops").query("model == 'calm' and retained >= 0.99")
