@@ -171,7 +171,7 @@ SPARED = {"question_answering", "summarization", "free", "late_weighted", "ablat
 ONE_OF_EACH = (
     ('        jobs += [Job("survey", MAIN_MODEL, task) for task in profile.corpora]\n', ""),
     ('        jobs += [Job("oracle", MAIN_MODEL, task) for task in profile.corpora]\n', ""),
-    ('("inputs", "learning", "learned_from", "published_bugs")', '("inputs", "published_bugs")'),
+    ('("inputs", "learning", "learned_from", "published_bugs")', '("published_bugs",)'),
 )
 FEW_RULES = ["softmax_margin", "linear"]  # one of them is trained
 
