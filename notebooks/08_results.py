@@ -95,37 +95,44 @@ lossless = {
     kinds.PLANNED: "either, planned",
 }
 best["exits"] = best.kind.map(lossless).fillna(named)
+is_timed = best.speed.notna().any()
+if not is_timed:
+    best = best[~best.kind.isin(lossless)]  # they save time alone
 
 colours = {kinds.FIXED: "black"} | {kind: figures.STYLES[kind].colour for kind in lossless}
+columns = 2 if is_timed else 1
 figure, axes = plt.subplots(
     len(tasks),
-    2,
-    figsize=(8.5, 1.9 * len(tasks)),
+    columns,
+    figsize=(2.5 + 3 * columns, 1.9 * len(tasks)),
     sharex="col",
     sharey="row",
     squeeze=False,
     layout="constrained",
 )
-for (flops, speed), task in zip(axes, tasks, strict=True):
+for (flops, *speeds), task in zip(axes, tasks, strict=True):
     rows = best[best.task == task].reset_index(drop=True)
     for height, row in rows.iterrows():
         colour = colours.get(row.kind) or FAMILY_COLOURS[row.kind]
         flops.plot(row.flops_share, height, "o", color=colour)
         flops.plot(row.whole_share, height, "o", color=colour, markerfacecolor="white")
-        speed.plot([row.speed_low, row.speed_high], [height] * 2, color=colour)
-        speed.plot(row.speed, height, "o", color=colour)
-    speed.axvspan(rows.again_low.min(), rows.again_high.max(), color=figures.GREY, alpha=0.3, linewidth=0)
-    for axis in (flops, speed):
+        for speed in speeds:
+            speed.plot([row.speed_low, row.speed_high], [height] * 2, color=colour)
+            speed.plot(row.speed, height, "o", color=colour)
+    for speed in speeds:
+        speed.axvspan(rows.again_low.min(), rows.again_high.max(), color=figures.GREY, alpha=0.3, linewidth=0)
+    for axis in (flops, *speeds):
         axis.axvline(1, color=figures.GREY, linewidth=0.8)
     flops.set(
         yticks=range(len(rows)), yticklabels=rows.exits, ylim=(len(rows) - 0.5, -0.5), title=label(task)
     )
 axes[-1, 0].set_xlabel("FLOPs (1 = full depth)\nfilled: decoder, hollow: end to end")
-axes[-1, 1].set_xlabel(
-    "tokens a second, one output at a time (1 = full depth)\ngrey: full depth against itself"
-)
+for speed in axes[-1, 1:]:
+    speed.set_xlabel("tokens a second (1 = full depth)\ngrey: full depth against itself")
 title = f"One setting of each family that keeps {quality:.0%} of the score"
-figures.write_above(figure, title, f"{note}; lines: {intervals.replace('examples', 'inputs')}")
+figures.write_above(
+    figure, title, f"{note}; speeds: one output at a time, 95 % intervals over inputs" if is_timed else note
+)
 experiment.save_figure(figure, "one_of_each_family", best.drop(columns="exits"), with_legend=False)
 
 for row in best.itertuples():

@@ -15,9 +15,8 @@ from ..analysis.beside_full import result_rows
 from .kinds import ONE, SEVERAL, kind_of
 from .result_tables import ORACLE_CHARGED, Measured
 
-COPIED = (
-    "oracle_copy"  # free decisions; series of `limit_curves`; those of the other states are named likewise
-)
+# series of `limit_curves`
+COPIED = "oracle_copy"  # free decisions
 CHARGED = "oracle_copy, charged"
 EXACT = "oracle_parallel"
 MARGINS = "margins"  # the margin over all vocabulary tokens, or over few

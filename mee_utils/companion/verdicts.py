@@ -13,9 +13,8 @@ from .catalogue import RULES
 from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured
 
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
-AT_FULL_DEPTH = {  # where no threshold passed
-    **{"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0, "whole_share": 1.0}
-}
+# where no threshold passed
+AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0, "whole_share": 1.0}
 
 BETWEEN = "between settings"  # where a number at equal loss was read off
 NONE_LOSES_SO_MUCH = "none loses so much"

@@ -5,9 +5,9 @@
    the states at many layers, thresholds and draft lengths, with copies and without, and ranked by what all
    their steps would cost (`ranking`).
 3. The best of each kind is timed on a few batches, each beside full depth on the same one. The fastest of
-   several timings is in part the luckiest, and its threshold fits these inputs, so that it looks faster than
-   it is. It is therefore timed once more, on other inputs where there are any. If
-   it is faster than full depth by `MIN_SPEEDUP` there too, it is used; else all layers are run.
+   several timings is in part the luckiest, and its threshold fits these inputs. So it is timed once more, on
+   other inputs where there are any. If it is faster than full depth by `MIN_SPEEDUP` there too, it is used;
+   else all layers are run.
 """
 
 import time

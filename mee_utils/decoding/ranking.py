@@ -72,30 +72,26 @@ def rank_settings(
         copies: copied_along(copies, states, max_new_tokens)
         for copies in {policy.copies for policy in policies} - {None}
     }
+    few = {"batch_size": batch_size, "thresholds": FEW_THRESHOLDS, "lengths": FEW_LENGTHS}
     best_settings = []
     compared = 0
     for policy, variants in tried_with.items():
         replays = list(_replays_at_layers(model, states, policy))
-        # of a policy they are the same whichever its layers and copies
-        costs = costs_of(replays[0].bound) if replays else None
+        if not replays:
+            continue
+        costs = costs_of(replays[0].bound)  # the same whichever the layers and copies
         for copies in variants:
             ranked = []
             for replay in replays:
                 bound = bind_to_model(model, replace(replay.bound.policy, copies=copies))
                 if not copies and not bound.decision_layers:
                     continue  # nothing drafts
-                best, compared_here = best_setting(
-                    replay._replace(bound=bound),
-                    states,
-                    max_new_tokens,
-                    costs,
-                    copied.get(copies),
-                    batch_size,
-                    FEW_THRESHOLDS,
-                    FEW_LENGTHS,
+                drafting = replay._replace(bound=bound)
+                best, number = best_setting(
+                    drafting, states, max_new_tokens, costs, copied.get(copies), **few
                 )
                 ranked.append((best, replay))
-                compared += compared_here
+                compared += number
             ranked.sort(key=lambda each: -each[0].expected)
             best_settings += [best for best, _ in ranked]
             # layers that are good without copies, or with some, are good with others

@@ -56,9 +56,8 @@ from .scores import scores
 DEMAND = 0.01  # mean consistency loss: notebook 06's
 LONGEST = 8  # tokens that wait at most, where rules are compared as drafts
 KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
-LEAST_BATCHES = (
-    16  # that intervals resample; where the inputs make fewer, they are put in other batches again
-)
+# that intervals resample; where the inputs make fewer, they are put in other batches again
+LEAST_BATCHES = 16
 WARM_UP = 2  # inputs that each contender decodes first
 BATCHES = (1, 8, 32)
 
@@ -115,19 +114,14 @@ def exits(experiment: Experiment) -> Iterator[Setting]:
     for name, task, batch in product(names, load_tasks(experiment.profile, "test", settings.timed), BATCHES):
         model = experiment.model(name, task.name)
         model.network.float()
-        plans = [
-            plan_drafts(
-                model, planned_on[task.name].inputs, policies_tried, max_new_tokens=length, batch_size=batch
-            )
-            for policies_tried in (exits_alone, None)
-        ]
+        options = {"max_new_tokens": length, "batch_size": batch}
         kinds = [{"kind": COPIES}]
-        kinds += [
-            {"kind": kind, **describe_plan(plan)}
-            for kind, plan in zip((VERIFIED, PLANNED), plans, strict=True)
-        ]
+        contenders = [Copies()]
+        for kind, tried in {VERIFIED: exits_alone, PLANNED: None}.items():
+            plan = plan_drafts(model, planned_on[task.name].inputs, tried, **options)
+            kinds.append({"kind": kind, **describe_plan(plan)})
+            contenders.append(plan.policy)
         labels = pd.DataFrame(kinds)
-        contenders = [Copies(), *(plan.policy for plan in plans)]
         if name == MAIN_MODEL:
             here = (rows.task == task.name).to_numpy()
             labels = pd.concat([rows.loc[here, ["kind", "rule", "threshold"]], labels], ignore_index=True)

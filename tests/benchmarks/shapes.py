@@ -166,9 +166,8 @@ class Script(NamedTuple):
     layers: np.ndarray  # of the other decoder, at which the token exits or is drafted
     right: np.ndarray  # whether the last layer says the same
     ends: np.ndarray  # whether an output ends here, and with it a round
-    copied: np.ndarray | None = (
-        None  # how many tokens a round copies that begins here; None: there are no copies
-    )
+    # how many tokens a round copies that begins here; None: there are no copies
+    copied: np.ndarray | None = None
     copied_right: np.ndarray | None = None  # how many of them are right
 
     @classmethod

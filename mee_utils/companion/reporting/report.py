@@ -242,7 +242,7 @@ def as_data() -> dict:
     shown = ("settling", "price", "easy_tokens", "cheap_decisions", "who_decides", "limits", "every_rule")
     records = {name: getattr(report_tables, name)().to_dict("records") for name in shown}
     statements = stored("08_results/ledger").astype(object)
-    paths = sorted(path for path in FIGURES.rglob("*.csv") if path.parent.name != "results")
+    paths = sorted(path for path in FIGURES.rglob("*.csv") if "/." not in path.as_posix())  # not half-written
     return {
         "about": "The numbers of RESULTS.md and the ledger. Shares are of the model's own full depth.",
         "numbers": numbers(),
