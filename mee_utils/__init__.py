@@ -22,6 +22,7 @@ _HOME = {
     "Trace": "traces.trace",
     "trace": "traces.tracing",
     "load_trace": "traces.trace",
+    "chat_prompts": "decoding.inputs",
     "detokenize": "decoding.inputs",
     "generate": "decoding.generation",
     "decode_with_exits": "decoding.from_transformers",
@@ -45,6 +46,8 @@ _HOME = {
     "suitability": "analysis.suitability",
     "Suitability": "analysis.suitability",
     "train_classifier": "traces.classifier_training",
+    "train_exits": "models.exit_training",
+    "ExitRecipe": "models.exit_training",
 }
 
 __all__ = sorted(_HOME)

@@ -10,6 +10,7 @@ from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import batches_by_length, decode_batch, input_ids
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.models.costs import DecoderSizes
+from mee_utils.models.families import layers_of
 
 
 def greedy(model, inputs, max_new_tokens=64, batch_size=32):
@@ -48,7 +49,7 @@ class SkippedBlocks:
     """
 
     def __init__(self, network, exits):
-        self.blocks, self.exits = network.get_decoder().block, torch.as_tensor(exits)
+        self.blocks, self.exits = layers_of(network), torch.as_tensor(exits)
 
     def __enter__(self):
         self.state = None
@@ -101,13 +102,12 @@ def counted_and_profiled(model, text, policy, max_new_tokens):
     decoder, encoded = LayerwiseDecoder(model.network), model.tokenizer(text, return_tensors="pt")
     policy = bind_policy(policy, decoder)
     with sdpa_kernel(SDPBackend.MATH):
-        with FlopCounterMode(display=False) as encoding, torch.inference_mode():
-            model.network.get_encoder()(**encoded)
+        with torch.inference_mode():
+            read = decoder.encode(dict(encoded))
         with FlopCounterMode(display=False) as counter:
-            row = decode_batch(decoder, dict(encoded), policy, max_new_tokens, np.array([0]))[0]
+            row = decode_batch(decoder, dict(encoded), policy, max_new_tokens, np.array([0]), read)[0]
     source, sizes = [encoded.input_ids.shape[1]], DecoderSizes.of(model.network.config)
     executed = row.executed
     positions = None if row.drafts is None else [executed.positions]
     counted = policy.flops(sizes, [executed.exit_layers], [executed.readout_rows], source, positions)
-    profiled = counter.get_total_flops() - encoding.get_total_flops()
-    return row, {part: flops[0] for part, flops in counted.items()}, profiled
+    return row, {part: flops[0] for part, flops in counted.items()}, counter.get_total_flops()

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mee_utils
 from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, load_task, replay, trace
-from mee_utils.decoding import generation, layerwise
+from mee_utils.decoding import cache, families, generation, layerwise, weights
 from mee_utils.decoding import token as token_module
 from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache, decode_batch
@@ -210,7 +210,7 @@ def test_parallel_leaves_the_cache_as_full_depth_processing_would(lively, seed, 
         before = block.layer[0].layer_norm(embedding if layer == 0 else states[layer - 1])
         for kind, project in enumerate((block.layer[0].SelfAttention.k, block.layer[0].SelfAttention.v)):
             if filled:
-                expected = project(before)[0].view(fed.shape[1], decoder.heads, decoder.d_kv).transpose(0, 1)
+                expected = project(before)[0].unflatten(1, (4, -1)).transpose(0, 1)
                 found = kept["cache"].self_keys_values[layer][kind, 0, :, :filled]
                 # the library takes the mean square in single precision, whatever the model is in
                 assert torch.allclose(found, expected[:, :filled], rtol=1e-4, atol=1e-4)
@@ -241,7 +241,7 @@ def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively
 def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, family, monkeypatch):
     model = build_lively(family, tokenizer, dtype=torch.float32)
     plain = LayerwiseDecoder(model.network)  # too small to be packed
-    monkeypatch.setattr(layerwise, "PACKED_FROM", 0)
+    monkeypatch.setattr(weights, "PACKED_FROM", 0)
     packed = LayerwiseDecoder(model.network)
     if not packed.head.packed:
         pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
@@ -274,10 +274,10 @@ def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, fami
 @pytest.mark.parametrize("row_alone", [False, True])
 @pytest.mark.parametrize("packed_from", [0, 10**9])
 def test_a_product_is_the_same_for_any_number_of_rows(rows, row_alone, packed_from, monkeypatch):
-    monkeypatch.setattr(layerwise, "PACKED_FROM", packed_from)
+    monkeypatch.setattr(weights, "PACKED_FROM", packed_from)
     weight = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
     x = torch.randn(rows, 24, generator=torch.Generator().manual_seed(2))
-    linear = layerwise.Linear(weight, row_alone)
+    linear = weights.Linear(weight, row_alone=row_alone)
     assert linear.packed == (packed_from == 0)
     expected = torch.nn.functional.linear(x.double(), weight.double())
     assert torch.allclose(linear(x).double(), expected, atol=1e-5)
@@ -290,7 +290,7 @@ def test_a_product_is_the_same_for_any_number_of_rows(rows, row_alone, packed_fr
 def test_how_inactive_rows_are_handled_changes_speed_alone(lively, monkeypatch, gather_below, compact_below):
     exits = random_exits(5, lively.layers)
     expected = [uncached(lively, text, row) for text, row in zip(INPUTS, exits, strict=True)]
-    monkeypatch.setattr(layerwise, "GATHER_BELOW", gather_below)
+    monkeypatch.setattr(cache, "GATHER_BELOW", gather_below)
     decoder, batch = (
         LayerwiseDecoder(lively.network),
         lively.tokenizer(INPUTS, padding=True, return_tensors="pt"),
@@ -315,8 +315,16 @@ def test_changed_weights_are_noticed(tokenizer):
 
 def test_only_one_function_of_the_loop_fetches_from_the_device():
     folder = Path(layerwise.__file__).parent
-    none = ("generation.py", "token.py", "spans.py", "learning.py", "outputs.py")
-    for name, count in {"layerwise.py": 1, **dict.fromkeys(none, 0)}.items():
+    none = (
+        "generation.py",
+        "token.py",
+        "spans.py",
+        "learning.py",
+        "outputs.py",
+        "layerwise.py",
+        "families.py",
+    )
+    for name, count in {"cache.py": 1, **dict.fromkeys(none, 0)}.items():
         text = (folder / name).read_text()
         assert (
             text.count(".cpu()") == count
@@ -477,12 +485,13 @@ def test_a_cache_that_grows_holds_what_a_large_one_does(lively, monkeypatch, par
     exits = random_exits(2, lively.layers)
     policy = forced(exits, propagation="parallel" if parallel else "copy")
     expected = generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
-    monkeypatch.setattr(layerwise, "FIRST_CAPACITY", 2)
+    for module in (layerwise, families):
+        monkeypatch.setattr(module, "FIRST_CAPACITY", 2)
     lively.network.get_decoder().final_layer_norm.weight.data.mul_(1)
     small = LayerwiseDecoder(lively.network)
     monkeypatch.setattr(generation, "decoder_of", lambda network: small)
     grown = generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
-    assert grown.token_ids == expected.token_ids and small._relative_bias.shape[-1] >= 2 * (LENGTH - 1)
+    assert grown.token_ids == expected.token_ids and small.family._relative_bias.shape[-1] >= 2 * (LENGTH - 1)
 
 
 def test_room_is_made_for_tokens_as_they_come(lively, monkeypatch):
@@ -731,7 +740,7 @@ def test_from_the_call_to_a_decision_few_files_run(tokenizer, monkeypatch):
     finally:
         sys.setprofile(None)
     assert decided and {"generation.py", "layerwise.py", "token.py", "measures.py"} <= files
-    assert len(files) <= 8, sorted(files)
+    assert len(files) <= 11, sorted(files)
 
 
 def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():

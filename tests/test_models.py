@@ -371,7 +371,7 @@ def test_an_adapter_is_to_be_merged(saved, files, beside_a_full_model):
             (saved / name).unlink()
     for name in files:
         (saved / name).write_text('{"peft_type": "LORA", "base_model_name_or_path": "google-t5/t5-base"}')
-    with pytest.raises(MeeError, match=r"has an adapter .*: merge it, as in .*merge_and_unload") as error:
+    with pytest.raises(MeeError, match=r"has an adapter .*: load the model that it is of ") as error:
         load_model(saved)
     assert "\n" not in str(error.value)
 

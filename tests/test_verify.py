@@ -8,7 +8,8 @@ from reference import counted_and_profiled, greedy
 
 from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, replay_drafts, trace
 from mee_utils.decoding import layerwise, verify
-from mee_utils.decoding.layerwise import Cache, LayerwiseDecoder
+from mee_utils.decoding.cache import Cache
+from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.spans import AlignedSpan, RaggedSpan, span_at
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.models.costs import DecoderSizes
@@ -186,7 +187,8 @@ def test_an_end_token_may_be_drafted_rightly_or_wrongly(tokenizer):
 
 def test_rows_at_the_same_positions_are_a_rectangle_and_others_are_not():
     """The example of `spans`."""
-    cache = Cache(torch.zeros(2, 1, 1), None, torch.zeros(2, 1), layers=1, max_new_tokens=8)
+    states = torch.zeros(2, 8, 1)
+    cache = Cache(torch.zeros(2, 1), None, states, layers=1, max_new_tokens=8, starts=np.zeros(2))
     cache.states[:] = torch.arange(8.0)[None, :, None]  # [row, position, d_model]: each state is its position
     ends = np.array([6, 6])
     cache.filled[0] = [3, 3]

@@ -21,9 +21,9 @@ import numpy as np
 from ..common.errors import MeeError, check_whole, shown
 from ..common.extras import needs_extra
 from ..common.files import PACKAGE, check_file, complete_file, read_yaml
+from ..decoding.cache import on_host
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
-from ..decoding.layerwise import on_host
 from ..decoding.token import confidence_of
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.any_model import AnyModel

@@ -114,6 +114,22 @@ def suitability(options) -> str | None:
     )
 
 
+def train_exits(options) -> str:
+    """Trains a checkpoint for exits (LoRA, CALM's loss) on a file of inputs and targets."""
+    from .exit_adapters import write
+
+    recipe = {
+        "exit_layers": options.layers,
+        "tokens": options.tokens,
+        "rank": options.rank,
+        "max_source": options.max_source_tokens,
+        "max_target": options.max_new_tokens,
+        "seed": options.seed,
+    }
+    given = {name: value for name, value in recipe.items() if value is not None}
+    return f"adapter: {write(options.model, options.data, options.output, given)}"
+
+
 def row(options) -> None:
     """Measures a rule of your own as the study's are, and prints its row, rank and machine."""
     from .rule_row import row as measured_row
@@ -259,7 +275,9 @@ def new_parser() -> Parser:
 
     def add(function, parent: Parser | None = None) -> argparse.ArgumentParser:
         parents = [parent] if parent else []
-        command = commands.add_parser(function.__name__, help=function.__doc__, parents=parents)
+        command = commands.add_parser(
+            function.__name__.replace("_", "-"), help=function.__doc__, parents=parents
+        )
         command.set_defaults(run=function)
         return command
 
@@ -274,6 +292,7 @@ def new_parser() -> Parser:
     add(data, profile)
     add(explorer, profile)
     _add_suitability_options(add(suitability))
+    _add_training_options(add(train_exits))
     _add_row_options(add(row, profile))
     add(results)
     add(check)
@@ -295,6 +314,19 @@ def _add_suitability_options(command: argparse.ArgumentParser) -> None:
     longest = "inputs are cut to so many tokens (default: what the model takes)"
     command.add_argument("--max-source-tokens", type=int, help=longest)
     command.add_argument("--output", type=_full, help="page.md, pictures beside it; else standard output")
+
+
+def _add_training_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help="a folder or a hub id: T5 or a model like Llama")
+    command.add_argument("--data", required=True, help="a file with columns input and target")
+    command.add_argument("--output", type=_full, required=True, help="folder of the adapter")
+    below = "layers below the last that are trained, such as 8 16 24 (default: three; none: the last alone)"
+    command.add_argument("--layers", type=int, nargs="*", help=below)
+    command.add_argument("--tokens", type=int, help="that are read in all (default: 400,000)")
+    command.add_argument("--rank", type=int, help="of the adapter (default: 16)")
+    command.add_argument("--max-source-tokens", type=int, help="longer inputs are left out (default: 320)")
+    command.add_argument("--max-new-tokens", type=int, help="longer outputs are cut (default: 64)")
+    command.add_argument("--seed", type=int)
 
 
 def _add_row_options(command: argparse.ArgumentParser) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 
 from ..exits.copies import Copier, Copies
 from ..exits.policy import BoundPolicy
-from .layerwise import Cache, LayerwiseDecoder, on_device, on_host
+from .cache import Cache, on_device, on_host
+from .layerwise import LayerwiseDecoder
 from .outputs import Drafts, Output
 from .spans import span_at
 from .token import ExitState, Step, decide, pick, states_by_layer
@@ -49,7 +50,7 @@ class Row:
         self.slot = number  # where it is in the cache now
         self.ends = cache.ends
         self.most = cache.max_new_tokens
-        self.last = cache.start  # the token before the next one
+        self.last = int(cache.starts[number])  # the token before the next one
         # of each final token; a draft's layer and confidence, or L and NaN
         self.token_ids: list[int] = []
         self.exit_layers: list[int] = []
@@ -157,7 +158,7 @@ class CopyDrafter:
                     break
             row.ready_to_verify = True
         if waiting:
-            slots, positions, fed = on_device(np.transpose(waiting), self.cache.encoded)
+            slots, positions, fed = on_device(np.transpose(waiting), self.cache.states)
             self.cache.move_to(max(position for _, position, _ in waiting))
             self.cache.states[slots, positions] = self.decoder.embed(fed)
         return left
@@ -185,7 +186,7 @@ class ExitDrafter:
         slots = np.array([row.slot for row in rows])  # [row]
         position = np.array([row.position for row in rows])  # [row]
         sequence = np.array([row.sequence for row in rows])  # [row]
-        fed = on_device([row.last for row in rows], cache.encoded)  # [row]
+        fed = on_device([row.last for row in rows], cache.states)  # [row]
         cache.move_to(int(position.max()))
         step = Step(self.decoder, bound, sequence, position, fed, cache.source_ids, slots)
         run = DraftRun(step, cache, slots)

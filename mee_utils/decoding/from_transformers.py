@@ -15,7 +15,8 @@ from transformers.utils import ModelOutput
 
 from ..common.errors import MeeError, shown
 from ..exits.policy import ExitPolicy
-from ..models.checkpoints import FAMILIES, recorded_exit_layer
+from ..models.checkpoints import recorded_exit_layer
+from ..models.families import FAMILIES, NAMED, is_causal
 from ..models.loading import Model
 from .generation import bind_policy
 from .inputs import OTHER_SEARCHES, decode_batch
@@ -29,7 +30,8 @@ NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_h
 class ExitOutput(ModelOutput):
     """What `model.generate` returns with `return_dict_in_generate=True`."""
 
-    sequences: Tensor | None = None  # `[row, 1 + token]`, start id first, padded behind the end token
+    # `[row, given + token]`, the start id or the prompt first, padded behind the end token
+    sequences: Tensor | None = None
     exit_layers: Tensor | None = None  # `[row, token]`, 0 behind the end token
 
 
@@ -53,27 +55,30 @@ def decode_with_exits(
     says, else from half the depth on, as with `load_model`.
 
     Args:
-        model: a T5, T5 v1.1, Flan-T5, mT5 or LongT5 network in evaluation mode.
-        input_ids: the start ids `[row, 1]`.
+        model: a network in evaluation mode, of a family in `mee_utils.models.families`.
+        input_ids: the start ids `[row, 1]`, or the prompts `[row, source]` of a causal model.
         logits_processor: must be empty: exits take the largest logit of a layer as it is.
         stopping_criteria: lengths and end tokens; those of the call go before those of the settings.
         generation_config: the settings of this call.
-        inputs_tensor: the encoder's input ids `[row, source]`.
+        inputs_tensor: the encoder's input ids `[row, source]`, or the prompts.
         exit_policy: when to exit; a policy that verifies names its `max_draft`, since drafts are planned on
             texts (`plan_drafts`).
         prepared: with the encoder's states as `encoder_outputs`, and the `attention_mask`.
 
     Returns:
-        the ids `[row, 1 + token]`, or with `return_dict_in_generate=True` an `ExitOutput`.
+        the ids `[row, given + token]`, or with `return_dict_in_generate=True` an `ExitOutput`.
 
     Raises `MeeError` for another family, a model in training mode, and settings that exits do not follow.
     """
     _check_model_and_policy(model, exit_policy)
     _check_settings(generation_config, logits_processor, stopping_criteria)
-    _check_prompt(input_ids, inputs_tensor, prepared)
+    _check_inputs(inputs_tensor, prepared)
     decoder = decoder_of(model)
-    start = int(input_ids[0, 0])
-    check_id("decoder_start_token_id", start, start, decoder.config.vocab_size)
+    start = None
+    if not is_causal(model.config):
+        _check_start(input_ids, prepared)
+        start = int(input_ids[0, 0])
+        check_id("decoder_start_token_id", start, start, decoder.config.vocab_size)
     # criteria of the call have already taken the place of those that `transformers` makes of the settings;
     # there is always one of length, start id included: without one it takes 20
     longest = min(each.max_length for each in stopping_criteria if isinstance(each, MaxLengthCriteria))
@@ -91,13 +96,15 @@ def decode_with_exits(
         raise MeeError(f"{shapes}: give a mask of the same shape.")
     if not mask.bool().any(dim=-1).all():
         raise MeeError("attention_mask hides all tokens of an input: leave that input out.")
+    if start is None and not mask[:, -1].all():
+        raise MeeError("Prompts are padded on the right: set tokenizer.padding_side to 'left'.")
     outputs = decode_batch(
         decoder,
         {"input_ids": inputs_tensor.to(wrapped.device), "attention_mask": mask.to(wrapped.device)},
         bound,
         max_new_tokens=longest - input_ids.shape[1],
         sequence=np.arange(len(inputs_tensor)),
-        encoded=prepared["encoder_outputs"][0],
+        encoded=None if start is None else prepared["encoder_outputs"][0],
         start_and_ends=(start, end_ids(ends or None, decoder.config.vocab_size)),
     )
     # as `transformers` has prepared it for this call: the end id where a model has no id for padding
@@ -120,7 +127,7 @@ def _padded(rows: list[list[int]], filler: int) -> Tensor:
 def _check_model_and_policy(model: nn.Module, policy: object) -> None:
     family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if family not in FAMILIES:
-        raise MeeError(f'The model is a "{family}": exits decode the T5 family ({", ".join(FAMILIES)}).')
+        raise MeeError(f'The model is a "{family}": exits decode {NAMED}.')
     if model.training:
         raise MeeError("The model is in training mode, in which dropout is on: call model.eval() first.")
     if policy is not None and not isinstance(policy, ExitPolicy):
@@ -151,15 +158,19 @@ def _check_settings(settings: GenerationConfig, processors: Sequence, criteria: 
         raise MeeError(f"Exits decode greedily and follow no {', '.join(refused)}: leave it out of generate.")
 
 
-def _check_prompt(input_ids: Tensor, inputs_tensor: Tensor, prepared: dict) -> None:
-    """Refuses embeddings as inputs, and outputs that have begun."""
+def _check_inputs(inputs_tensor: Tensor, prepared: dict) -> None:
+    """Refuses embeddings as inputs, and a cache that holds tokens."""
     if inputs_tensor.ndim != 2 or inputs_tensor.is_floating_point():
         raise MeeError("Exits decode input_ids: inputs_embeds are not supported.")
-    if input_ids.shape[1] != 1 or len(set(input_ids[:, 0].tolist())) != 1:
-        raise MeeError("Exits decode outputs from their start: leave decoder_input_ids out.")
     cache = prepared.get("past_key_values")
     parts = [getattr(cache, part, cache) for part in ("self_attention_cache", "cross_attention_cache")]
     if cache is not None and any(part.get_seq_length() for part in parts):
         raise MeeError("Exits decode outputs from their start: leave past_key_values out, which hold tokens.")
+
+
+def _check_start(input_ids: Tensor, prepared: dict) -> None:
+    """Refuses outputs of an encoder-decoder that have begun."""
+    if input_ids.shape[1] != 1 or len(set(input_ids[:, 0].tolist())) != 1:
+        raise MeeError("Exits decode outputs from their start: leave decoder_input_ids out.")
     if prepared.get("decoder_attention_mask") is not None:
         raise MeeError("Exits decode outputs from their start: leave decoder_attention_mask out.")

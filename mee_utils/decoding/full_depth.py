@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
+from .cache import on_host, source_ids_of
 from .inputs import EncoderCache, batches_by_length, decode_batch
-from .layerwise import LayerwiseDecoder, decoder_of, on_host, source_ids_of
+from .layerwise import LayerwiseDecoder, decoder_of
 from .token import ExitState, Step, confidence_of, states_by_layer
 
 LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time
@@ -85,15 +86,17 @@ def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: in
     bound = bind_to_model(model, ExitPolicy(keep, min_layer=1))
     ids: dict[int, list[int]] = {}  # index of an input -> its output
     source: dict[int, Tensor] = {}  # index of an input -> its ids, [source], -1 at padding
+    starts: dict[int, int] = {}  # index of an input -> the id that its output begins after
     for batch in batches:
         outputs = decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
         source_ids = source_ids_of(batch.tokens)
+        starts |= zip(batch.indices.tolist(), decoder.starts(source_ids).tolist(), strict=True)
         for row, index in enumerate(batch.indices.tolist()):
             ids[index] = outputs[row].token_ids
             source[index] = source_ids[row]
     indices = sorted(ids)
     lengths = [len(ids[index]) for index in indices]
-    fed = [before for index in indices for before in (decoder.start, *ids[index][:-1])]
+    fed = [before for index in indices for before in (starts[index], *ids[index][:-1])]
     return FullDepthStates(
         sequence=np.repeat(indices, lengths),
         position=np.concatenate([np.arange(length) for length in lengths]),

@@ -14,7 +14,7 @@ from ..common.errors import MeeError, check_whole, shown
 from ..common.html import Markup, shaded, table
 from ..exits.copies import Copies
 from ..exits.policy import BoundPolicy, ExitPolicy
-from ..models.costs import DecoderSizes, encoder_flops
+from ..models.costs import DecoderSizes, reading_flops
 from ..models.loading import Model
 from .inputs import EncoderCache, batches_by_length, decode_batch, detokenize, read_inputs
 from .layerwise import LayerwiseDecoder, decoder_of
@@ -43,7 +43,7 @@ class Generation:
     readout_rows: list[np.ndarray]  # for each output `[token]`, rows of the LM head multiplied
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
-    encoder_flops: np.ndarray  # `[input]`
+    encoder_flops: np.ndarray  # `[input]`, of a causal model those of reading the prompt
     seconds: float
     model: Model  # that made it
     drafts: list[Drafts] | None = None  # of each output, where exits are verified
@@ -187,7 +187,7 @@ def _generation(
         readout_rows=[output.readout_rows for output in outputs],
         flops=sum(flops_by_part.values()),
         flops_by_part=flops_by_part,
-        encoder_flops=encoder_flops(sizes, model.network.config.num_layers, source_tokens),
+        encoder_flops=reading_flops(model.network.config, source_tokens),
         seconds=seconds,
         model=model,
         drafts=[output.drafts for output in outputs] if verified else None,

@@ -71,6 +71,31 @@ def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
     return texts
 
 
+def chat_prompts(model: Model, texts: Sequence[str], system: str | None = None) -> list[str]:
+    """Prompts for a model that was tuned on chats: each text as a user's message, by the model's template.
+
+    Args:
+        model: from `load_model`, whose tokenizer has a chat template.
+        texts: what the user says.
+        system: what the system says before; by default what the template says.
+
+    Raises `MeeError` for texts as `generate` does, and for a tokenizer without a template.
+    """
+    tokenizer = model.tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        raise MeeError(f"The tokenizer of {model.name} has no chat template: give prompts as they are.")
+    before = [] if system is None else [{"role": "system", "content": system}]
+    prompts = []
+    for text in check_inputs(texts):
+        messages = [*before, {"role": "user", "content": text}]
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        # what the tokenizer puts before every text is not put there twice
+        first = tokenizer.bos_token or ""
+        adds_first = bool(first) and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+        prompts.append(prompt.removeprefix(first) if adds_first else prompt)
+    return prompts
+
+
 def _check_text(name: str, text: object) -> None:
     if not isinstance(text, str) or not text.strip():
         raise MeeError(f"{name} is {shown(text)}: every one must be a text that is not empty.")
@@ -182,7 +207,9 @@ def batches_by_length(
 ) -> Iterator[tuple[list, dict]]:
     """Yields (indices, padded batch) of tokenized inputs, long ones first; see `indices_by_length`."""
     for chosen in indices_by_length(ids, batch_size):
-        padded = model.tokenizer.pad({"input_ids": [ids[index] for index in chosen]}, return_tensors="pt")
+        side = "left" if model.causal else "right"
+        listed = {"input_ids": [ids[index] for index in chosen]}
+        padded = model.tokenizer.pad(listed, return_tensors="pt", padding_side=side)
         yield chosen, dict(padded.to(model.network.device))
 
 
@@ -220,7 +247,10 @@ def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
 
 
 class EncoderCache:
-    """Keeps the encoder states of one model, so that inputs can be decoded under many policies."""
+    """Keeps the encoder states of one model, so that inputs can be decoded under many policies.
+
+    Of a causal model these are the keys and values of its prompts, which take more room.
+    """
 
     def __init__(self) -> None:
         self._decoder: LayerwiseDecoder | None = None

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..exits.thresholds import Threshold
-from .layerwise import Cache, LayerwiseDecoder, on_device, on_host, waiting_positions
+from .cache import Cache, on_device, on_host, waiting_positions
+from .layerwise import LayerwiseDecoder
 
 
 class Shallow(NamedTuple):

@@ -17,8 +17,9 @@ import numpy as np
 from ..exits.copies import Copies
 from ..exits.policy import MAX_DRAFT, BoundPolicy, ExitPolicy
 from ..models.loading import Model
+from .cache import on_host
 from .full_depth import FullDepthStates, Replay, bind_to_model, replay_states, replay_tokens
-from .layerwise import decoder_of, on_host
+from .layerwise import decoder_of
 from .rounds import Copied, Rounds, first_exits, rounds_of
 from .step_costs import REPEATS, StepCosts
 

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from .layerwise import Cache, LayerwiseDecoder, Rows, attention, waiting_positions
+from .cache import Cache, Rows, attention, waiting_positions
+from .layerwise import LayerwiseDecoder
 
 
 def run_with_waiting(decoder: LayerwiseDecoder, layer: int, x: Tensor, rows: Rows) -> Tensor:
@@ -96,13 +97,14 @@ class Span(Rows):
         self.key_count = int(ends.max())
         self._request = request
 
-    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """From queries `[row * width, head, d_kv]` to the keys of their own rows; `[row * width, inner]`."""
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+        """From queries `[row * width, head, group, d_kv]` to the keys of their own rows; likewise."""
         if self.width == 1:
-            return super().attend(query, keys_values, bias)
-        query = query.unflatten(0, (-1, self.width)).transpose(1, 2)  # [row, head, width, d_kv]
+            return super().attend(query, keys_values, bias, scale)
+        query = query.unflatten(0, (-1, self.width)).transpose(1, 2)  # [row, head, width, group, d_kv]
         of_rows = keys_values if self.is_whole_batch else keys_values.index_select(1, self.index)
-        return attention(query, of_rows, bias).transpose(1, 2).flatten(2).flatten(0, 1)
+        mixed = attention(query.flatten(2, 3), of_rows, bias, scale)
+        return mixed.unflatten(2, (self.width, -1)).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def joined(self, layer: int, x: Tensor) -> tuple[Span, Tensor]:
         """What goes through a later layer: these tokens, and those that join there."""
@@ -127,6 +129,11 @@ class AlignedSpan(Span):
         self.positions = slice(begin, self.key_count)
         if self.width > 1:
             self.query_positions = np.arange(begin, self.key_count)[None]  # one row stands for all
+
+    @property
+    def at(self) -> tuple[Tensor, Tensor]:
+        slots, positions = waiting_positions(self.ends - self.counts, self.key_count, self.slots)
+        return tuple(self.on_device(np.stack([slots, positions])))
 
     def load(self) -> Tensor:
         return self.cache.states[:, self.positions].flatten(0, 1)
@@ -158,6 +165,10 @@ class RaggedSpan(Span):
         if len(row) < len(slots) * self.width:
             self.places = self.on_device(row * self.width + positions - left_edge[row])
 
+    @property
+    def at(self) -> tuple[Tensor, Tensor]:
+        return self.token_slots, self.token_positions
+
     def load(self) -> Tensor:
         return self.cache.states[self.token_slots, self.token_positions]
 
@@ -170,13 +181,13 @@ class RaggedSpan(Span):
     def last(self, x: Tensor) -> Tensor:
         return x if self.width == 1 else x[self.on_device(self.counts.cumsum() - 1)]
 
-    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        """From queries `[token, head, d_kv]`, in a rectangle with zeros where there is no token."""
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+        """From queries `[token, head, group, d_kv]`, in a rectangle with zeros where there is no token."""
         if self.places is None:
-            return super().attend(query, keys_values, bias)
+            return super().attend(query, keys_values, bias, scale)
         rectangle = query.new_zeros(len(self) * self.width, *query.shape[1:])
         rectangle[self.places] = query
-        return super().attend(rectangle, keys_values, bias)[self.places]
+        return super().attend(rectangle, keys_values, bias, scale)[self.places]
 
 
 def next_merge_layer(filled: np.ndarray, layer: int) -> int:

@@ -14,9 +14,10 @@ import torch
 
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
+from .cache import Cache, Rows, on_device, on_host
 from .drafts import ExitDrafter
 from .full_depth import Batch
-from .layerwise import Cache, LayerwiseDecoder, Rows, on_host
+from .layerwise import LayerwiseDecoder
 from .token import TokenDecoder, predicted_ids
 from .verify import DraftDecoder
 
@@ -82,7 +83,7 @@ def _begin(decoder: LayerwiseDecoder, batch: Batch, tokens: int) -> Cache:
 def _layer_and_readout(decoder: LayerwiseDecoder, batch: Batch) -> tuple[float, float]:
     """Seconds of one token of each row: in a layer, and of its logits and the choice among them."""
     cache = _begin(decoder, batch, WIDE)
-    fed = torch.full((cache.batch,), cache.start, device=cache.encoded.device)
+    fed = on_device(cache.starts, cache.states)
     seconds = []
     for position in range(WIDE):
         cache.move_to(position)
@@ -104,7 +105,7 @@ def _token(decoder: LayerwiseDecoder, batch: Batch) -> float:
     bound = ExitPolicy("static", min_layer=decoder.layers).bind(decoder.layers, decoder.config.vocab_size)
     cache = _begin(decoder, batch, WIDE)
     token_decoder = TokenDecoder(decoder, cache, bound)
-    ids = torch.full((cache.batch,), cache.start, device=cache.encoded.device)
+    ids = on_device(cache.starts, cache.states)
     seconds = []
     for position in range(WIDE):
         cache.move_to(position)
@@ -125,7 +126,7 @@ def _draft_and_verification(decoder: LayerwiseDecoder, batch: Batch, tokens: int
         started = time.perf_counter()
         for _ in range(tokens):
             for row in verifier.rows:
-                row.last = cache.start  # a decoder of one layer drafts nothing
+                row.last = int(cache.starts[row.slot])  # a decoder of one layer drafts nothing
             drafter.draft(verifier.rows)
         drafted = time.perf_counter()
         verifier.verify(verifier.rows)

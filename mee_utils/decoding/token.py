@@ -26,7 +26,8 @@ from ..exits.contrast import entropy
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy
 from ..exits.readout import ReadoutLogits
-from .layerwise import Cache, LayerwiseDecoder, Rows, on_device, on_host
+from .cache import Cache, Rows, on_device, on_host
+from .layerwise import LayerwiseDecoder
 from .learning import Lessons
 from .outputs import Output
 from .spans import run_with_waiting
@@ -535,7 +536,7 @@ def decode_tokens(
     """Decodes a batch token by token, rows until they end; `sequence` are the indices of its inputs."""
     token_decoder = TokenDecoder(decoder, cache, bound)
     ends = list(cache.ends)
-    ids = torch.full((len(sequence),), cache.start, device=cache.encoded.device)
+    ids = on_device(cache.starts, cache.states)
     rows = np.arange(len(sequence))  # rows of the batch that have not ended
     slots = rows  # where they are in the cache
     steps: list[tuple[np.ndarray, StepTokens]] = []

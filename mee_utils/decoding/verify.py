@@ -34,8 +34,9 @@ from itertools import islice
 
 import numpy as np
 
+from .cache import Cache, on_host
 from .drafts import Drafter, Row
-from .layerwise import Cache, LayerwiseDecoder, on_host
+from .layerwise import LayerwiseDecoder
 from .outputs import Output
 from .spans import span_at
 from .token import DROP_FINISHED_AT, check_finite, predicted_ids

@@ -96,7 +96,11 @@ class ExitClassifier(nn.Module, Measure):
     def check_model(self, model) -> None:
         """Refuses other sizes, or states of other weights than those it was trained on."""
         config = model.network.config
-        sizes = {"d_model": config.d_model, "decoder_layers": model.layers, "vocabulary": config.vocab_size}
+        sizes = {
+            "d_model": config.hidden_size,
+            "decoder_layers": model.layers,
+            "vocabulary": config.vocab_size,
+        }
         for name, size in sizes.items():
             mine = self.settings.get(name, size)
             if mine != size:

@@ -1,6 +1,6 @@
 """Any encoder-decoder or causal model of `transformers`, for traces: states, final norm and logits by layer.
 
-Decoding with exits needs a decoder that is run layer by layer, and stays T5's (`load_model`). Everything that
+Decoding with exits needs a decoder that is run layer by layer, which some families have (`load_model`). What
 looks at a trace needs no more than what `output_hidden_states` gives: ranking, reliability, monotonicity,
 saturation, and the replay of rules on probabilities.
 
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ..common.errors import MeeError, one_line, shown
-from .checkpoints import FAMILIES, checkpoint_config, name_of, read_checkpoint
+from .checkpoints import checkpoint_config, name_of, read_checkpoint
 from .costs import DecoderSizes
+from .families import FAMILIES
 from .loading import Fingerprint, Model, load_model, weights_fingerprint
 from .states import output_scale
 
@@ -144,12 +145,13 @@ class AnyModel:
     def sizes(self) -> DecoderSizes:
         """The sizes that FLOPs are counted from.
 
-        Grouped-query heads are counted as full heads; of a mixture of experts, those that a token uses.
+        Of a mixture of experts, those that a token uses are counted.
         """
         config = self.config
         d_model = config.hidden_size
         heads = _first_setting(config, HEADS) or 1
         per_head = getattr(config, "head_dim", None) or d_model // heads
+        keys = getattr(config, "num_key_value_heads", None)
         # feed-forward layers have a gate, as the names of their weights or their activation say
         gated = any(gate in name for name, _ in self.network.named_parameters() for gate in GATES)
         return DecoderSizes(
@@ -160,6 +162,7 @@ class AnyModel:
             layers=self.layers,
             vocabulary=self.vocabulary,
             cross_attention=not self.causal,
+            key_inner=keys * per_head if keys else None,
         )
 
     @property
@@ -264,7 +267,7 @@ def load_any_model(
     name: str | None = None,
     tokenizer: str | Path | object | None = None,
 ) -> Model | AnyModel:
-    """Loads a checkpoint for `trace`: of the T5 family as `load_model` does, any other as an `AnyModel`.
+    """Loads a checkpoint for `trace`: as `load_model` does what it takes, any other as an `AnyModel`.
 
     Arguments and errors are those of `load_model`.
     """

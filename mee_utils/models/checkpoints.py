@@ -13,8 +13,8 @@ from torch import nn
 
 from ..common.errors import MeeError, one_line
 from ..common.sources import find_local, is_hub_id
+from .families import NAMED, T5_FAMILY
 
-FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -115,8 +115,8 @@ def checkpoint_config(source: str | Path, revision: str | None, families: Sequen
         if _read(name, where, lambda name=name: _has_file(where, name, revision)):
             merged = 'PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained("merged")'
             raise MeeError(
-                f"{where} has an adapter ({name}, as of LoRA), which is not applied here: merge it, "
-                f"as in {merged}, save the tokenizer there too, and load that folder."
+                f"{where} has an adapter ({name}, as of LoRA), which is not applied here: load the model "
+                f"that it is of with load_model(model, adapter={where!r}), or merge it, as in {merged}."
             )
     _refuse_remote_code(where, revision)
     config = _read(
@@ -125,7 +125,7 @@ def checkpoint_config(source: str | Path, revision: str | None, families: Sequen
     if families and config.model_type not in families:
         kind = f'{where} is a "{config.model_type}" checkpoint'
         tracing = "load_any_model loads other models that write text, for traces"
-        raise MeeError(f"{kind}; exits decode the T5 family only ({', '.join(families)}): {tracing}.")
+        raise MeeError(f"{kind}; exits decode {NAMED}: {tracing}.")
     return config
 
 
@@ -218,7 +218,7 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
         if "auto_map" in settings:
             raise MeeError(
                 f"{file} of {where} asks to run code of its own (auto_map), which is never done here: use a "
-                "checkpoint of the T5 family as transformers ships it."
+                "checkpoint as transformers itself has its family."
             )
 
 
@@ -274,7 +274,7 @@ def _class_with_head(where: str, config):
         AutoModelForSeq2SeqLM,
     )
 
-    if config.is_encoder_decoder or config.model_type in FAMILIES:
+    if config.is_encoder_decoder or config.model_type in T5_FAMILY:
         auto_class = AutoModelForSeq2SeqLM
         known = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
     else:

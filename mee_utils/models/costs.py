@@ -8,14 +8,16 @@ activations, residuals, the softmax). For one token at position t (from 0), with
 | a layer's projections q, k, v, o, and q, o to the source | `2 d i 6` (`i` = heads times d_kv) |
 | its feed-forward | `2 d f 2`, gated `2 d f 3` |
 | its attention | `4 i (t + 1) + 4 i S` |
-| keys and values of a layer the token skipped, once a later token needs them | `4 d i` |
+| keys and values of a layer the token skipped, once a later token needs them | `4 d i` (*) |
 | keys and values of the source for a layer, once per row, if any token reaches it | `4 d i S` |
 | logits of V' ids | `2 d V'` |
 
+(*) Where heads of queries share keys and values, with the size of these in place of `i`, as in k and v above.
+
 The encoder runs once at full depth under every policy. It is counted apart (`encoder_flops`), and so is no
 part of "decoder FLOPs"; *end to end* is both. A layer of it takes `2 d i 4` for its projections, its
-feed-forward, and `4 i S` for its attention, for each of the S tokens. What a causal model does with its
-prompt is left out; its layers have no projections to a source either. No padding is counted.
+feed-forward, and `4 i S` for its attention, for each of the S tokens. A causal model reads all of its prompt
+but the last token at full depth, and has no projections to a source. No padding is counted.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+from .families import is_causal
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,22 @@ class DecoderSizes:
     layers: int
     vocabulary: int
     cross_attention: bool = True  # False: a causal model, whose layers have read the input before
+    key_inner: int | None = None  # heads of keys times their size, if fewer than those of queries
 
     @classmethod
     def of(cls, config) -> DecoderSizes:
-        """The sizes in a T5-family configuration."""
+        """The sizes in a configuration of `mee_utils.models.families`."""
+        if is_causal(config):
+            return cls(
+                d_model=config.hidden_size,
+                inner=config.num_attention_heads * head_size(config),
+                d_ff=config.intermediate_size,
+                gated=True,
+                layers=config.num_hidden_layers,
+                vocabulary=config.vocab_size,
+                cross_attention=False,
+                key_inner=config.num_key_value_heads * head_size(config),
+            )
         return cls(
             d_model=config.d_model,
             inner=config.num_heads * config.d_kv,
@@ -52,19 +68,39 @@ class DecoderSizes:
     @property
     def projections(self) -> int:
         """A layer without its attention, one token."""
-        attention = 12 if self.cross_attention else 8
+        of_queries = 8 if self.cross_attention else 4
         feed_forward = 2 * self.d_ff * (3 if self.gated else 2)
-        return self.d_model * (attention * self.inner + feed_forward)
+        return self.d_model * (of_queries * self.inner + feed_forward) + self.key_value
 
     @property
     def key_value(self) -> int:
         """Keys and values of one token (or source token) for one layer."""
-        return 4 * self.d_model * self.inner
+        return 4 * self.d_model * (self.key_inner or self.inner)
 
     @property
     def readout(self) -> int:
         """Logits of the whole vocabulary, one token."""
         return 2 * self.d_model * self.vocabulary
+
+
+def head_size(config) -> int:
+    """The size of a head of a causal model."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def reading_flops(config, source: np.ndarray) -> np.ndarray:
+    """FLOPs of reading inputs before the output, `[input]`: of the encoder, or of a prompt at full depth.
+
+    Args:
+        config: of a network in `mee_utils.models.families`.
+        source: number of tokens of each input, `[input]`.
+    """
+    sizes = DecoderSizes.of(config)
+    if sizes.cross_attention:
+        return encoder_flops(sizes, config.num_layers, source)
+    read = np.asarray(source, dtype=np.int64) - 1
+    attention = 4 * sizes.inner * read * (read + 1) // 2  # each token to those before it and to itself
+    return sizes.layers * (read * sizes.projections + attention)
 
 
 def encoder_flops(sizes: DecoderSizes, layers: int, source: np.ndarray) -> np.ndarray:
@@ -106,7 +142,8 @@ def generation_flops(
     exits = np.asarray(exit_layers, dtype=np.int64)
     verified = positions is not None
     position = positions if verified else np.arange(len(exits))
-    attention = 4 * sizes.inner * (position + 1 + source)  # [token], of one layer
+    before = source if sizes.cross_attention else source - 1  # a prompt's last token is the first position
+    attention = 4 * sizes.inner * (position + 1 + before)  # [token], of one layer
     deepest = sizes.layers if verified else int(exits.max(initial=0))
     if verified:
         skipped = int(((sizes.layers - exits) * (sizes.projections + attention)).sum())

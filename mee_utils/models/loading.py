@@ -1,4 +1,4 @@
-"""`load_model`: any checkpoint of the T5 family, from the hub or a folder, with its tokenizer."""
+"""`load_model`: any checkpoint that decodes with exits, from the hub or a folder, with its tokenizer."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -12,7 +12,9 @@ from torch import nn
 from ..common.errors import MeeError
 from ..common.html import table
 from ..common.sources import find_local
-from .checkpoints import FAMILIES, WANTED, name_of, read_checkpoint, recorded_exit_layer
+from .adapters import merged_adapter
+from .checkpoints import WANTED, name_of, read_checkpoint, recorded_exit_layer
+from .families import FAMILIES, NAMED, check_family, is_causal, layers_of
 
 
 class Fingerprint(NamedTuple):
@@ -20,6 +22,9 @@ class Fingerprint(NamedTuple):
 
     state: object = None
     sha256: str = ""
+
+
+UNKNOWN = Fingerprint()
 
 
 @dataclass(repr=False)
@@ -44,8 +49,9 @@ class Model:
     def __post_init__(self):
         family = getattr(getattr(self.network, "config", None), "model_type", type(self.network).__name__)
         if family not in FAMILIES:
-            advice = f"give one of the T5 family ({', '.join(FAMILIES)}); AnyModel takes others, for traces"
+            advice = f"give one of {NAMED}; AnyModel takes others, for traces"
             raise MeeError(f'The network of {self.name} is a "{family}": {advice}.')
+        check_family(self.network.config, self.name)
         if self.network.get_output_embeddings() is None:
             raise MeeError(f"{type(self.network).__name__} predicts no tokens: give one with an LM head.")
         if self.min_exit_layer is None:
@@ -65,14 +71,25 @@ class Model:
         return f'Model("{self.name}": {facts})'
 
     def _repr_html_(self) -> str:
-        names = "d_model d_kv num_heads d_ff num_layers num_decoder_layers vocab_size tie_word_embeddings"
-        config = [(name.replace("_", " "), getattr(self.network.config, name)) for name in names.split()]
+        if self.causal:
+            sizes = "hidden_size head_dim num_attention_heads num_key_value_heads intermediate_size"
+            layers = "num_hidden_layers"
+        else:
+            sizes = "d_model d_kv num_heads d_ff"
+            layers = "num_layers num_decoder_layers"
+        names = f"{sizes} {layers} vocab_size tie_word_embeddings".split()
+        config = [(name.replace("_", " "), getattr(self.network.config, name)) for name in names]
         return table([*config, ("first safe exit layer", self.min_exit_layer)], caption=repr(self))
 
     @property
     def layers(self) -> int:
-        """Number L of decoder layers."""
-        return len(self.network.get_decoder().block)
+        """Number L of layers that write the output."""
+        return len(layers_of(self.network))
+
+    @property
+    def causal(self) -> bool:
+        """Whether these layers have read the prompt; else an encoder has read the input."""
+        return is_causal(self.network.config)
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +105,7 @@ class Model:
         return self._fingerprint.sha256
 
 
-def weights_fingerprint(network: nn.Module, before: Fingerprint) -> Fingerprint:
+def weights_fingerprint(network: nn.Module, before: Fingerprint = UNKNOWN) -> Fingerprint:
     """The sha256 of all weights in single precision.
 
     `before` is what an earlier call returned: if no weight has changed since, nothing is computed again.
@@ -111,8 +128,12 @@ def load_model(
     device: str = "auto",
     name: str | None = None,
     tokenizer: str | Path | object | None = None,
+    adapter: str | Path | None = None,
 ) -> Model:
-    """Loads a T5, T5 v1.1, Flan-T5, mT5 or LongT5 checkpoint with its tokenizer; never runs its code.
+    """Loads a checkpoint of the T5 family or a causal model like Llama; never runs code that comes with it.
+
+    Decoded with exits are T5, T5 v1.1, Flan-T5, mT5 and LongT5, and Llama, Qwen2, Qwen3 and SmolLM3 with what
+    is built like them (SmolLM2, for one, is a Llama).
 
     Args:
         source: a folder written by `save_pretrained`, or a hub id such as "google-t5/t5-large".
@@ -121,16 +142,19 @@ def load_model(
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
         name: what figures call the model; the last part of `source` by default.
         tokenizer: a folder, a hub id or a loaded tokenizer, for a checkpoint that comes without one.
+        adapter: the folder of a LoRA adapter, such as `train_exits` writes, to merge into the weights.
 
     Raises `MeeError` if the folder or device is missing, for another family, weights or settings that are
     damaged, weights that do not fit the config, a checkpoint with code of its own, an unreachable hub.
     """
     network, tokenizer = read_checkpoint(source, revision, dtype, device, FAMILIES, tokenizer)
-    if tokenizer.pad_token_id is None:
+    if tokenizer.pad_token_id is None:  # padding is masked: any token will do
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(network.config.pad_token_id or 0)
+    if adapter is not None:
+        network = merged_adapter(network, adapter, weights_fingerprint(network).sha256)
     return Model(
         network=network,
         tokenizer=tokenizer,
-        name=name or name_of(source),
+        name=name or name_of(source if adapter is None else adapter),
         min_exit_layer=recorded_exit_layer(find_local(source, WANTED)),
     )

@@ -1,4 +1,4 @@
-"""Whether a T5 computes what its weights say, and nothing else.
+"""Whether a network computes what its weights say, and nothing else.
 
 Decoding layer by layer reads the weights of a network and does the rest itself. What else a module does would
 be left out without a word: a bias, an adapter, quantized weights, a hook, a `forward` of its own. So each
@@ -12,15 +12,17 @@ import torch
 from torch import nn
 
 from ..common.errors import MeeError, shown
+from .families import is_causal
 
 METHODS = ("forward", "prepare_inputs_for_generation")  # what `transformers` calls in each step
-RUN_AS_THEY_ARE = ("encoder", "shared")  # the beginnings of the names of modules that are called themselves
+# the beginnings of the names of modules that are called themselves
+RUN_AS_THEY_ARE = ("encoder", "shared", "model.rotary_emb")
 # whose hooks change no output: those that `output_hidden_states` and gradient checkpointing leave behind
 IDLE = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 
 
 def check_plain(network: nn.Module) -> None:
-    """Raises `MeeError` unless the decoder, the LM head and the steps of a T5 are as `transformers` has them.
+    """Raises `MeeError` unless the decoder, the LM head and the steps are as `transformers` has them.
 
     A hook that makes a weight anew (pruning and norms of `torch.nn.utils`) is called, as each step would.
     """
@@ -28,7 +30,7 @@ def check_plain(network: nn.Module) -> None:
     plain = _plain_modules(network.config)
     types: set[str] = set()
     for name, module in network.named_modules():
-        expected = plain.get(re.sub(r"block\.[1-9]\d*", "block.1", name))
+        expected = plain.get(re.sub(r"(block|layers)\.[1-9]\d*", r"\1.1", name))
         if expected is None or name.startswith(RUN_AS_THEY_ARE):
             continue
         _check_module(name, module, expected)
@@ -72,10 +74,18 @@ def _check_module(name: str, module: nn.Module, expected: nn.Module) -> None:
 
 def _plain_modules(config) -> dict[str, nn.Module]:
     """The modules of a network with these settings by name, without weights; of its layers the first two."""
-    from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as WITH_HEAD
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
     config = copy.deepcopy(config)
-    config.num_layers, config.num_decoder_layers = 1, 2
-    kind = next(kind for kind in type(config).__mro__ if kind in WITH_HEAD)
+    if is_causal(config):
+        with_head = MODEL_FOR_CAUSAL_LM_MAPPING
+        config.num_hidden_layers = 2
+        for name in ("layer_types", "no_rope_layers"):  # of each layer
+            if getattr(config, name, None):
+                setattr(config, name, getattr(config, name)[:2])
+    else:
+        with_head = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        config.num_layers, config.num_decoder_layers = 1, 2
+    kind = next(kind for kind in type(config).__mro__ if kind in with_head)
     with torch.device("meta"):
-        return dict(WITH_HEAD[kind](config).named_modules())
+        return dict(with_head[kind](config).named_modules())

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..common.errors import MeeError, check_choice, check_whole, is_number, shown
-from ..decoding.layerwise import on_host
+from ..decoding.cache import on_host
 from ..exits.classifier_kinds import TARGETS, ExitClassifier, TokenHash, TrainingBatch
 from ..exits.classifiers import CLASSES, SIZED, new_classifier
 from ..exits.history_classifier import HistoryClassifier
@@ -223,7 +223,7 @@ def _untrained(kind: str, model: Model, seed: int, options: dict) -> ExitClassif
         raise MeeError(f"{model.name} has one layer, and nothing to decide before it: give a deeper model.")
     sizes = {"decoder_layers": model.layers, "vocabulary": model.network.config.vocab_size}
     needed = {name: sizes[name] for name in SIZED.get(kind, ())}
-    classifier = new_classifier(kind, model.network.config.d_model, seed, **needed | options)
+    classifier = new_classifier(kind, model.network.config.hidden_size, seed, **needed | options)
     classifier.check_model(model)
     if classifier.lookback >= model.layers - 1:
         raise MeeError(

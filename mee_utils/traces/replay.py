@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
+from ..decoding.cache import on_host
 from ..decoding.generation import bind_policy
-from ..decoding.layerwise import decoder_of, on_host
+from ..decoding.layerwise import decoder_of
 from ..decoding.rounds import exceeded_decisions, first_exceeded
 from ..decoding.token import ExitState, LayerState, Step, confidence_of, states_by_layer
 from ..exits.policy import BoundPolicy, ExitPolicy
+from ..models.families import final_norm_of
 from ..models.loading import Model
 from .trace import Trace
 
@@ -174,7 +176,7 @@ class StoredStates:
         if missing:
             raise MeeError(f"This rule looks at states: {'; '.join(missing)}.")
         trace.check_model(model)
-        needed = (len(trace), model.layers, model.network.config.d_model)
+        needed = (len(trace), model.layers, model.network.config.hidden_size)
         if trace.states.shape != needed:
             raise MeeError(f"States are {trace.states.shape}, trace and model need {needed}: trace again.")
         self.trace = trace
@@ -193,7 +195,7 @@ class StoredStates:
     @torch.no_grad()
     def normalized(self, tokens) -> Tensor:
         """`n(h)` as `transformers` computes it, `[token, layer, d_model]`, in single precision at least."""
-        return self.model.network.get_decoder().final_layer_norm(self.raw(tokens)).to(self.working_dtype)
+        return final_norm_of(self.model.network)(self.raw(tokens)).to(self.working_dtype)
 
     @torch.inference_mode()
     def exit_states(
@@ -208,7 +210,9 @@ class StoredStates:
         decoder = self.decoder
         raw = self.raw(tokens)  # [token, layer, d_model]
         position = self.trace.position[tokens]
-        fed = np.where(position == 0, decoder.start, self.trace.token_before[tokens])
+        last_ids = torch.tensor([ids[-1] for ids in self.trace.source_ids])
+        starts = decoder.starts(last_ids[:, None])[self.trace.sequence[tokens]]
+        fed = np.where(position == 0, starts, self.trace.token_before[tokens])
         step = Step(
             decoder,
             bound or bind_policy(None, decoder),

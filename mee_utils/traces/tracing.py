@@ -26,6 +26,7 @@ from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
 from .any_passes import AnyPasses
+from .causal_passes import CausalPasses
 from .t5_passes import T5Passes
 from .trace import Trace
 
@@ -70,7 +71,7 @@ def trace(
     token_ids = _outputs_to_trace(passes, texts, references, outputs, max_new_tokens, batch_size)
     source_ids = passes.input_ids(texts)
     arrays = _trace_outputs(passes, source_ids, token_ids, top_k, states, batch_size)
-    if isinstance(passes, AnyPasses) and references is None and outputs is None:
+    if isinstance(model, AnyModel) and references is None and outputs is None:
         # a model that takes padding for tokens of its input writes one thing in a batch and predicts another
         # along it; so does one whose search is not greedy. Rounding may change a few.
         agrees = (np.concatenate(token_ids) == arrays["top_ids"][:, -1, 0]).mean()
@@ -96,7 +97,9 @@ def trace(
 def _passes_of(model: object) -> T5Passes | AnyPasses:
     if isinstance(model, AnyModel | Model):
         check_evaluation(model)
-        return AnyPasses(model) if isinstance(model, AnyModel) else T5Passes(model)
+        if isinstance(model, AnyModel):
+            return AnyPasses(model)
+        return CausalPasses(model) if model.causal else T5Passes(model)
     advice = "give what load_model returns, or an AnyModel(network, tokenizer, name)"
     raise MeeError(f"model={type(model).__name__}: {advice}.")
 

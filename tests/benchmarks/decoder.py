@@ -16,7 +16,8 @@ import pandas as pd
 
 from mee_utils.common.files import read_yaml
 from mee_utils.companion.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
-from mee_utils.decoding.token import on_host
+from mee_utils.decoding.cache import on_host
+from mee_utils.decoding.step_costs import measured_steps
 from mee_utils.exits.classifier_kinds import ExitClassifier
 from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.policy import ExitPolicy
@@ -166,6 +167,26 @@ def around(policy: ExitPolicy, confidence: Callable, **changed) -> ExitPolicy:
     return replace(policy, measure=measure, **changed)
 
 
+# what of a round costs time beside its passes through layers and its logits (`StepCosts`)
+BESIDE = {
+    "token": "a token at full depth",
+    "draft": "a drafted token",
+    "round": "a verification",
+    "wider": "a further token of a verification, each of its layers",
+}
+
+
+def verified_round(bench: Bench) -> Iterator[Timing]:
+    """What drafting and verifying cost beside passes and logits, in layers: Python, the cache, width."""
+    for batch in (1, 8):
+        inputs = bench.batch(batch)
+        measured = [measured_steps(bench.decoder, inputs) for _ in range(bench.rounds + 1)][1:]
+        yield Timing("logits of a token", batch, [steps.readout / steps.layer for steps in measured], LAYER)
+        for name, what in BESIDE.items():
+            values = [getattr(steps, name) / steps.layer for steps in measured]
+            yield Timing(f"{what}, beside its layers and logits", batch, values, LAYER)
+
+
 def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:
     """A batch whose rows exit at all layers, L/2 on average, against `generate` and our own full depth."""
     layers = bench.layers
@@ -206,6 +227,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Timing]]] = {
     "full depth": full_depth,
     "exit cost": exit_cost,
     "one decision": decision_cost,
+    "verified round": verified_round,
     "bandwidth": bandwidth,
     "spread exits": spread_exits,
 }

@@ -129,7 +129,7 @@ class Bench:
         decoder = self.decoder
 
         def key_values(rows):
-            return [layer.key_value(layer.norms[0](rows)) for layer in decoder.weights]
+            return [layer.key_value(layer.norm(rows)) for layer in decoder.weights]
 
         def readout(rows):
             return decoder.logits(decoder.norm(rows)).max(dim=-1)

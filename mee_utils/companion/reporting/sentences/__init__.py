@@ -24,7 +24,8 @@ from ....common.errors import MeeError
 from ....common.files import ROOT
 from ...running.notebook_files import notebook_names, read_source
 
-PAGES = {"readme": "README.md", "results_page": "RESULTS.md"}  # module -> page; other modules are notebooks'
+# module -> page; other modules are notebooks'
+PAGES = {"readme": "README.md", "results_page": "RESULTS.md", "speed_page": "figures/results/speed.md"}
 
 
 def real(table: str) -> pd.DataFrame:
