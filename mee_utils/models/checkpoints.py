@@ -205,6 +205,14 @@ def find_device(device: str) -> torch.device:
     return target
 
 
+def fast_bfloat16(device: str) -> bool:
+    """Whether a device multiplies bfloat16 faster than single precision: GPUs, and CPUs that say so."""
+    if device == "cuda":
+        return True
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
 def _refuse_remote_code(where: str, revision: str | None) -> None:
     """Refuses a checkpoint whose model or tokenizer is code of its own."""
     from transformers import PreTrainedConfig

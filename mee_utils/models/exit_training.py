@@ -24,6 +24,7 @@ from ..common.errors import MeeError, check_whole
 from ..common.extras import needs_extra
 from ..common.files import complete_file, read_json
 from .adapters import RECIPE
+from .checkpoints import fast_bfloat16
 from .families import final_norm_of, is_causal, layers_of
 from .loading import Model
 from .states import output_scale
@@ -49,6 +50,7 @@ class ExitRecipe:
         tokens_per_step: of one step, about.
         max_source, max_target: tokens of an input, beyond which a pair is left out, and of an output, which
             is cut.
+        half: whether the layers compute in bfloat16 where that is faster; the weights stay single.
         seed: of the order of the pairs and of what is drawn.
     """
 
@@ -59,6 +61,7 @@ class ExitRecipe:
     tokens_per_step: int = 600
     max_source: int = 320
     max_target: int = 64
+    half: bool = True
     seed: int = 0
 
     def __post_init__(self):
@@ -197,7 +200,10 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * _rate(self.step, len(self.batches))
         self.network.train()
-        losses = layer_losses(self.network, self.data, batch, layers)
+        device = self.network.device.type
+        half = self.recipe.half and fast_bfloat16(device)
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            losses = layer_losses(self.network, self.data, batch, layers)
         # each exit layer has its turn in one of so many steps
         weights = {layer: layer * (1 if layer == last else len(self.exits)) for layer in layers}
         loss = sum(weights[layer] * losses[layer] for layer in layers) / (last + sum(self.exits))

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ...common.files import complete_file
+from ...models.checkpoints import fast_bfloat16
 from ...models.objectives import Objective, cross_entropy, layer_weights, objective_loss
 from ...models.states import compute_logits, readout, teacher_forced
 from .batches import Batch, Pair, batches_of, pad_pairs, padded
-from .muon import RATES_FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
+from .muon import RATES_FROM_SCRATCH, MuonAdam, parameter_groups
 
 WARMUP_STEPS = 200  # a quarter of a short run
 WEIGHT_DECAY = 0.01

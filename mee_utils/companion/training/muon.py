@@ -14,6 +14,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
+from ...models.checkpoints import fast_bfloat16
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Muon
 ITERATIONS = 5
 MOMENTUM = 0.95
@@ -32,14 +34,6 @@ RATES_FROM_SCRATCH = {"query": 0.2, "embedding": 2.0, "table": 1.0, "norm": 0.1}
 
 
 @cache
-def fast_bfloat16(device: str) -> bool:
-    """Whether a device multiplies bfloat16 faster than single precision: GPUs, and CPUs that say so."""
-    if device == "cuda":
-        return True
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Newton-Schulz iterations on a stack of matrices `[matrix, row, column]`, in the precision they have.
 
