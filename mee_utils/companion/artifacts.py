@@ -232,7 +232,7 @@ def _train_all(profile: Profile, name: str, keys: dict[ClassifierSpec, str], tas
                 seed=spec.seed,
                 policy=deciding_policy(profile, spec.variant),
                 **how_it_learns(profile, spec.variant),
-                **variant.options(model.network.config.d_model),
+                **variant.options(model.network.config.hidden_size),
             )
             save_classifier(
                 classifier,

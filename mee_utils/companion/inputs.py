@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.chats import in_template
 from ..common.errors import MeeError
 from ..common.files import PACKAGE, read_json
 from ..tasks.loading import Task, load_task, shortened
@@ -87,8 +88,10 @@ def _checkpoint_digest(checkpoint: Checkpoint) -> str:
     folder = Path(checkpoint.source)
     digest = hashlib.sha256()
     if folder.is_dir():
-        for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-            digest.update(path.read_bytes())
+        folders = [folder, checkpoint.adapter_folder] if checkpoint.adapter else [folder]
+        for weights in folders:
+            for path in sorted([*weights.glob("*.safetensors"), *weights.glob("*.bin")]):
+                digest.update(path.read_bytes())
     else:
         digest.update(f"{checkpoint.source}@{_commit(checkpoint)}".encode())
     return digest.hexdigest()
@@ -195,6 +198,7 @@ def load_profile_model(
             device=profile.device,
             name=name,
             tokenizer=load_profile_tokenizer(profile, name, task) if named else None,
+            adapter=checkpoint.adapter_folder if checkpoint else None,
         )
 
     model = from_source(profile, name, load, task)
@@ -241,7 +245,10 @@ def _fitting(profile: Profile, tasks: list[Task]) -> list[Task]:
     if not tasks or not isinstance(profile.training.base, Checkpoint):
         return tasks
     tokenizer = load_profile_tokenizer(profile, "base")
-    return [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
+    cut = [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
+    if not profile.chat:
+        return cut
+    return [replace(task, inputs=in_template(tokenizer, task.inputs)) for task in cut]
 
 
 def _load_part(profile: Profile, name: str, part: str, limit: int | None) -> Task:

@@ -110,7 +110,7 @@ class _Comparison:
         tables = []
         for rule, seed in product(ON_STATES, self.seeds):
             variant = RULES[rule].classifier
-            options = variant.options(self.model.network.config.d_model)
+            options = variant.options(self.model.network.config.hidden_size)
             learning = how_it_learns(self.profile, rule)
             classifier, _ = train_classifier(
                 variant.kind, training_trace, self.model, seed=seed, **learning, **options
@@ -152,6 +152,6 @@ class _Comparison:
         import torch
 
         variant = RULES[HISTORY].classifier
-        width = self.model.network.config.d_model
+        width = self.model.network.config.hidden_size
         classifier = new_classifier(variant.kind, width, seed, **variant.options(width))
         return classifier.to(self.model.device, torch.promote_types(self.model.network.dtype, torch.float32))

@@ -452,7 +452,7 @@ def _learning(experiment) -> pd.DataFrame:
             epochs=max(settings.epochs, round(settings.epochs * shipped_tokens / len(part))),
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
-            **variant.options(model.network.config.d_model),
+            **variant.options(model.network.config.hidden_size),
         )
         policy = RULES[rule].policy(0.9, profile.results.model_dump(), {rule: classifier})
         for task, test_trace in test_traces.items():

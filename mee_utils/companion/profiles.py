@@ -26,6 +26,7 @@ from .running.notebook_files import notebook_names
 FOLDER = ROOT / "notebooks" / "profiles"
 # where `make data` puts corpora, and where they are read if DATA is not given
 FETCHED = Path(os.environ.get("MEE_DATA") or ROOT / "data")
+MADE = "build/"  # the beginning of the name of a checkpoint that `make data` makes (`published_model`)
 IN_DATA = "{data}"  # in a source: the DATA folder
 ENDINGS = (".yaml", ".yml")
 RESERVED = ("bench", "build")  # folders of results that belong to no profile
@@ -144,13 +145,24 @@ class HubSource(Strict):
     def source(self) -> str:
         """The folder, where there is one of this name; else the hub id."""
         inside = ROOT / self.checkpoint
+        if self.checkpoint.startswith(MADE) and not inside.is_dir():
+            raise MeeError(f"{self.checkpoint} is not there yet: make data, with this PROFILE, makes it.")
         return str(inside) if inside.is_dir() else str(Path(self.checkpoint).expanduser())
 
 
 class Checkpoint(HubSource):
-    """A ready model in place of one to train. `tokenizer` is for a checkpoint that comes without one."""
+    """A ready model in place of one to train. `tokenizer` is for a checkpoint that comes without one.
+
+    `adapter` is a folder with a LoRA adapter (`train_exits`), relative to the repository.
+    """
 
     tokenizer: HubSource | None = None
+    adapter: str | None = None
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """Where the adapter is."""
+        return ROOT / self.adapter if self.adapter else None
 
 
 class TaskCheckpoints(Strict):
@@ -358,6 +370,7 @@ class Profile(Strict):
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
+    chat: bool = False  # prompts are a user's messages, in the chat template of the models' tokenizer
     left_out: dict[str, Reason] = {}  # notebook -> why this profile cannot run it
     _data: str | None = None  # the DATA folder of the command line, or that of `make data`
     _file: str | None = None  # where it was read from, if not from `notebooks/profiles`

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..common.chats import in_template
 from ..common.errors import MeeError, check_whole, shown
 from ..exits.policy import BoundPolicy
 from ..models.any_model import AnyModel
@@ -81,19 +82,7 @@ def chat_prompts(model: Model, texts: Sequence[str], system: str | None = None) 
 
     Raises `MeeError` for texts as `generate` does, and for a tokenizer without a template.
     """
-    tokenizer = model.tokenizer
-    if not getattr(tokenizer, "chat_template", None):
-        raise MeeError(f"The tokenizer of {model.name} has no chat template: give prompts as they are.")
-    before = [] if system is None else [{"role": "system", "content": system}]
-    prompts = []
-    for text in check_inputs(texts):
-        messages = [*before, {"role": "user", "content": text}]
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        # what the tokenizer puts before every text is not put there twice
-        first = tokenizer.bos_token or ""
-        adds_first = bool(first) and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
-        prompts.append(prompt.removeprefix(first) if adds_first else prompt)
-    return prompts
+    return in_template(model.tokenizer, check_inputs(texts), system)
 
 
 def _check_text(name: str, text: object) -> None:

@@ -101,10 +101,14 @@ class Span(Rows):
         """From queries `[row * width, head, group, d_kv]` to the keys of their own rows; likewise."""
         if self.width == 1:
             return super().attend(query, keys_values, bias, scale)
-        query = query.unflatten(0, (-1, self.width)).transpose(1, 2)  # [row, head, width, group, d_kv]
+        rows = len(self)
+        _, heads, group, size = query.shape
+        query = query.view(rows, self.width, heads, group, size).transpose(1, 2).flatten(2, 3)
         of_rows = keys_values if self.is_whole_batch else keys_values.index_select(1, self.index)
-        mixed = attention(query.flatten(2, 3), of_rows, bias, scale)
-        return mixed.unflatten(2, (self.width, -1)).transpose(1, 2).flatten(2).flatten(0, 1)
+        mixed = attention(query, of_rows, bias, scale).transpose(1, 2)  # [row, width * group, head, d_kv]
+        if group > 1:
+            mixed = mixed.unflatten(1, (self.width, group)).transpose(2, 3)
+        return mixed.reshape(rows * self.width, -1)
 
     def joined(self, layer: int, x: Tensor) -> tuple[Span, Tensor]:
         """What goes through a later layer: these tokens, and those that join there."""
@@ -142,7 +146,8 @@ class AlignedSpan(Span):
         self.cache.states[:, self.positions] = x.view(len(self), -1, x.shape[-1])
 
     def store_keys_values(self, keys_values: Tensor, made: Tensor) -> None:
-        keys_values[:, :, :, self.positions] = made.unflatten(1, (-1, self.width)).transpose(2, 3)
+        by_row = made.view(2, len(self), self.width, *made.shape[2:])
+        keys_values[:, :, :, self.positions] = by_row.transpose(2, 3)
 
     def last(self, x: Tensor) -> Tensor:
         return x if self.width == 1 else x[self.width - 1 :: self.width]

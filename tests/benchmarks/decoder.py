@@ -169,10 +169,10 @@ def around(policy: ExitPolicy, confidence: Callable, **changed) -> ExitPolicy:
 
 # what of a round costs time beside its passes through layers and its logits (`StepCosts`)
 BESIDE = {
-    "token": "a token at full depth",
-    "draft": "a drafted token",
-    "round": "a verification",
-    "wider": "a further token of a verification, each of its layers",
+    "token": "a token at full depth, beside layers and logits",
+    "draft": "a drafted token, beside layers and logits",
+    "round": "a verification, beside layers and logits",
+    "wider": "a further token of a verification, in each layer",
 }
 
 
@@ -183,8 +183,7 @@ def verified_round(bench: Bench) -> Iterator[Timing]:
         measured = [measured_steps(bench.decoder, inputs) for _ in range(bench.rounds + 1)][1:]
         yield Timing("logits of a token", batch, [steps.readout / steps.layer for steps in measured], LAYER)
         for name, what in BESIDE.items():
-            values = [getattr(steps, name) / steps.layer for steps in measured]
-            yield Timing(f"{what}, beside its layers and logits", batch, values, LAYER)
+            yield Timing(what, batch, [getattr(steps, name) / steps.layer for steps in measured], LAYER)
 
 
 def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:

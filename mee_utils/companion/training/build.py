@@ -189,9 +189,11 @@ class ModelBuilder:
             depths = f"{model.layers} decoder layers, and the base {base['num_decoder_layers']}"
             raise MeeError(f"{checkpoint} has {depths}: give it a profile of its own.")
         held_out = [each for each in self.held_out if task in (None, each.name)]
-        batches = padded(self.curve_pairs(task), model.network.config.pad_token_id)
-        losses = loop.layer_losses(model.network, batches)
-        curve = LearningCurve(layer_cross_entropy=[{"step": 0, "cross_entropy": losses}])
+        curve = LearningCurve()
+        if not model.causal:
+            batches = padded(self.curve_pairs(task), model.network.config.pad_token_id)
+            losses = loop.layer_losses(model.network, batches)
+            curve.layer_cross_entropy.append({"step": 0, "cross_entropy": losses})
         content = describe_model(profile, name, model, held_out, corpora={}) | asdict(curve)
         content["source"] = inputs.from_source(profile, name, origin, task)
         return content

@@ -13,6 +13,7 @@ import torch
 from ... import ExitPolicy, Model, Task, generate, trace
 from ...analysis.pruning import minimum_layer
 from ...decoding.inputs import UNLIMITED
+from ...models.costs import head_size
 from ...traces.replay import replay_policy
 from ..profiles import Profile, ShapeSettings
 from ..results import processor
@@ -35,13 +36,12 @@ def describe_model(
     `corpora` are those that it was trained on, by name.
     """
     settings = profile.training
-    sizes = settings.shape or model.network.config
     scores, min_exit_layer = measure(model, held_out, settings.max_target)
     return {
         "profile": profile.name,
         "model": name,
         "recipe": settings.recipe(name).model_dump(),
-        "shape": {key: getattr(sizes, key) for key in ShapeSettings.model_fields},
+        "shape": settings.shape.model_dump() if settings.shape else shape_of(model),
         "parameters": sum(weight.numel() for weight in model.network.parameters()),
         "seed": settings.seed,
         "machine": {
@@ -59,6 +59,23 @@ def describe_model(
         },
         "scores": scores,
         "min_exit_layer": min_exit_layer,
+    }
+
+
+def shape_of(model: Model) -> dict:
+    """The sizes of a ready model, named as in `T5Config`."""
+    config = model.network.config
+    if not model.causal:
+        return {key: getattr(config, key) for key in ShapeSettings.model_fields}
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.hidden_size,
+        "d_kv": head_size(config),
+        "num_heads": config.num_attention_heads,
+        "d_ff": config.intermediate_size,
+        "num_layers": model.layers,
+        "num_decoder_layers": model.layers,
+        "dropout_rate": 0.0,
     }
 
 
