@@ -427,10 +427,9 @@ if len(times):
 
 # %% [markdown]
 # A margin over the whole vocabulary costs the FLOPs of 2.2 layers of T5-large, and pays only if tokens exit before 42 % of
-# the depth; over 256 tokens it costs a fiftieth of a layer and pays at almost any depth. In wall-clock time less is at stake: a
-# matrix product of this size is fast, and 04 measures 1.1 layers for the same decision. With our small models, one output
-# at a time, a fixed list makes CALM at most 3 % faster than the whole vocabulary; in batches of 32 it makes translation 16 %
-# faster, and the other tasks hardly. At this threshold, exits over a fixed list are 1.4 times as fast as full depth on question
+# the depth; over 256 tokens it costs a fiftieth of a layer and pays at almost any depth. In wall-clock time
+# 04 measures 2.4 layers for the same decision. With our small models, one output at a time, a fixed list makes CALM at most
+# 3 % faster than the whole vocabulary; in batches of 32 it makes translation 16 % faster, and the other tasks hardly. At this threshold, exits over a fixed list are 1.4 times as fast as full depth on question
 # answering, one output at a time, and about as fast on the other tasks; in batches of 32 they are slower.
 #
 # ## At equal quality

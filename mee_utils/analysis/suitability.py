@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
 from ..common.errors import MeeError, check_number, check_whole
 from ..decoding.inputs import changed_search_settings, check_inputs
@@ -211,7 +212,8 @@ def suitability_of(
         check_number("loss", loss, 0, 1)
     rules = []
     drafts = []
-    for rule, policies in _policies(traced, with_states=model is not None).items():
+    tried = _policies(traced, with_states=model is not None)
+    for rule, policies in tqdm(tried.items(), desc="rules", delay=5, disable=None):
         replays = list(replay_policies(traced, dict(enumerate(policies)), model).values())
         rules += _at_losses(rule, losses, replays)
         drafts.append(_best_drafts(rule, replays))

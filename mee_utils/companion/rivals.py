@@ -47,7 +47,8 @@ def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row a task, model and setting: its `kind`, the share of the baseline's score that is `kept` with
         paired bounds `low` and `high`, and FLOPs as a share of the baseline's: the decoder's of a token
-        (`relative_flops`), and all of an output's (`relative_whole`). Of exits only the settings on the front
+        (`relative_flops`), and all of an output's (`relative_whole`). Those of a decoder that was trained with
+        several seeds are means over them. Of exits only the settings on the front
         of their kind and model remain: none of these is cheaper, all FLOPs counted, and as good. They are
         chosen on the examples that they are reported on, which favours them over the shallow decoders.
     """
@@ -55,7 +56,9 @@ def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
     if "kept" in shallow and len(shallow):
         layers = shallow.decoder_layers.astype(str) + " layers"
         bounds = {"low": shallow.kept_low, "high": shallow.kept_high}
-        tables.append(shallow.assign(kind=SHALLOW, setting=layers, **bounds)[COLUMNS])
+        of_seeds = shallow.assign(kind=SHALLOW, setting=layers, **bounds)[COLUMNS]
+        names = ["task", "kind", "model", "setting"]
+        tables.append(of_seeds.groupby(names, sort=False).mean().reset_index())
     settings = stored.select()
     for kind, chosen in (
         (EXITS, ~settings.rule.isin(NO_RULE)),

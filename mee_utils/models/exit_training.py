@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -29,6 +30,7 @@ from .families import final_norm_of, is_causal, layers_of
 from .loading import Model
 from .states import output_scale
 
+WEIGHTS = "adapter_model.safetensors"  # stored in half precision, merged in that of the model
 STATE = "training.pt"  # in the folder of an interrupted training
 SAVED_EVERY = 50  # steps
 HELD_OUT = 32  # pairs
@@ -140,6 +142,9 @@ def train_exits(
     training.run()
     training.adapted.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)  # a card of peft's, without content
+    weights = {name: weight.half() for name, weight in load_file(folder / WEIGHTS).items()}
+    with complete_file(folder / WEIGHTS) as path:
+        save_file(weights, path, metadata={"format": "pt"})
     with complete_file(folder / RECIPE) as path:
         path.write_text(json.dumps(content | training.facts(), indent=1) + "\n", encoding="utf-8")
     (folder / STATE).unlink(missing_ok=True)

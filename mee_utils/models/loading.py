@@ -92,6 +92,11 @@ class Model:
         return is_causal(self.network.config)
 
     @property
+    def source_positions(self) -> int | None:
+        """The most tokens of a prompt and its output; None: no limit, as in a T5."""
+        return self.network.config.max_position_embeddings if self.causal else None
+
+    @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 

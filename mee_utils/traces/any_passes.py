@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from ..common.errors import MeeError
 from ..decoding.inputs import (
@@ -63,7 +64,9 @@ class AnyPasses:
             plain = f"{self.model.name} is traced along plain greedy search, without what is stored with it"
             warnings.warn(f"{plain}: {', '.join(changed)}.", stacklevel=5)
         outputs: list[list[int]] = [[]] * len(texts)
-        for indices, inputs in self.batches(self.input_ids(texts), batch_size):
+        batches = self.batches(self.input_ids(texts), batch_size)
+        steps = -(-len(texts) // batch_size)
+        for indices, inputs in tqdm(batches, desc="generate", total=steps, delay=5, disable=None):
             padded = self._padded(inputs, self.model.source_positions, left=self.model.causal)
             given = padded["input_ids"].shape[1]
             self._check_positions(given + longest - 1 if self.model.causal else longest, self.model.positions)

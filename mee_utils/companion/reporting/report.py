@@ -135,6 +135,7 @@ def _of_models() -> dict[str, str]:
     shallow = report_tables.shallow_decoders().query("data == 'real'")
     rivals = pd.read_csv(BENCH / "rivals.csv").query("profile == 'real' and batch == 1")
     speed = rivals[rivals.decoder_layers == shallow.decoder_layers.iloc[0]].speed
+    of_seeds = real("retrained/rivals", decoder_layers=shallow.decoder_layers.iloc[0])
     later = report_tables.layers_later().xs("real").groupby("selected_by").mean()
     return {
         "settled_calm": percent(settled.calm),
@@ -144,6 +145,7 @@ def _of_models() -> dict[str, str]:
         "shallow_layers": str(shallow.decoder_layers.iloc[0]),
         "shallow_keeps": percent(shallow.kept.mean()),
         "shallow_keeps_least": percent(shallow.kept.min()),
+        "shallow_range": span(of_seeds.kept),
         "shallow_flops": percent(shallow.flops.mean()),
         "shallow_whole": percent(shallow.whole.mean()),
         "shallow_speed": span(speed, "{:.2f}".format),
