@@ -457,7 +457,7 @@ if len(measured):
 
 # %% [markdown]
 # With 256 tokens scored, a weighted decision takes about twice as long as a plain margin (0.22 of a layer beside 0.11 at
-# T5-base's sizes), JSD three to five times. A decision over the whole vocabulary takes longer than a layer, with contrast
+# T5-base's sizes), JSD four to eight times. A decision over the whole vocabulary takes longer than a layer, with contrast
 # or without.
 #
 # ## Long inputs

@@ -88,7 +88,8 @@ def of_seeds(real):
     earlier = published.calm["settled_from"] - published.published["settled_from"]
     score = (published.calm["score"] - published.published["score"]).abs().max()
     yield (
-        "Scores at full depth are within half a point of our CALM's, and predictions are final 0.2 layers earlier.",
+        "Scores at full depth are within half a point of our CALM's, and predictions are final 0.2 layers "
+        "earlier.",
         score < 0.5 and (round(earlier.min(), 1), round(earlier.max(), 1)) == (0.2, 0.2),
     )
     costs = real("00_models/cost_at_full_depth").query("model == 'calm'")

@@ -106,8 +106,8 @@ def _smaller_decoder(real):
     six = shallow[shallow.setting == "6 layers"]
     span = f"{six.relative_flops.min():.0%}", f"{six.relative_flops.max():.0%}"
     yield (
-        "Six layers keep 99 to 100 % of vanilla's (means over two seeds) for 52 to 59 % of its decoder's FLOPs, "
-        "which is 74 to 89 % of all",
+        "Six layers keep 99 to 100 % of vanilla's (means over two seeds) for 52 to 59 % of its decoder's "
+        "FLOPs, which is 74 to 89 % of all",
         ends(six.kept) == [99, 100] and span == ("52%", "59%") and ends(six.relative_whole) == [74, 89],
     )
     enough = exits[(exits.kind == "best exit rules") & (exits.kept >= 0.99)]
@@ -124,8 +124,8 @@ def _right_sized(real):
     shallow = real("08_results/rivals").query("kind == 'decoder trained shallow'").set_index("task")
     six = shallow[shallow.setting == "6 layers"].kept
     yield (
-        "keep 97, 100 and 96 % of vanilla's score on question answering, summarization and translation, and six "
-        "layers without it (squares) 100, 99 and 99 %",
+        "keep 97, 100 and 96 % of vanilla's score on question answering, summarization and translation, and "
+        "six layers without it (squares) 100, 99 and 99 %",
         percents(of_full) == ["97%", "96%", "100%"] and percents(six) == ["100%", "99%", "99%"],
     )
     exits = table[table.rule != "full_depth"].groupby(["task", "rule", "same_predictions"])
