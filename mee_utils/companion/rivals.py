@@ -48,9 +48,9 @@ def beside_exits(stored: Measured, shallow: pd.DataFrame) -> pd.DataFrame:
         One row a task, model and setting: its `kind`, the share of the baseline's score that is `kept` with
         paired bounds `low` and `high`, and FLOPs as a share of the baseline's: the decoder's of a token
         (`relative_flops`), and all of an output's (`relative_whole`). Of decoders trained with several seeds
-        they are means. Of exits only the settings on the front
-        of their kind and model remain: none of these is cheaper, all FLOPs counted, and as good. They are
-        chosen on the examples that they are reported on, which favours them over the shallow decoders.
+        they are means. Of exits only the settings on the front of their kind and model remain: none of these
+        is cheaper, all FLOPs counted, and as good. They are chosen on the examples that they are reported on,
+        which favours them over the shallow decoders.
     """
     tables = []
     if "kept" in shallow and len(shallow):
