@@ -101,6 +101,7 @@ def test_every_part_gives_its_lines(stand_ins):
         "full depth",
         "exit cost",
         "one decision",
+        "verified round",
         "spread exits",
         "bandwidth",
     }

@@ -33,7 +33,7 @@ lock = load_lock_script()
 
 def everything():
     """The direct requirements of the extra "all"."""
-    extras = [EXTRAS[name] for name in ("notebooks", "site", "test")]
+    extras = [EXTRAS[name] for name in ("adapters", "notebooks", "site", "smollm2", "test")]
     return PROJECT["dependencies"] + [text for extra in extras for text in extra]
 
 
@@ -45,7 +45,7 @@ def closure(requirements):
 
 
 def test_the_lock_has_every_package_of_the_environment():
-    assert EXTRAS["all"] == ["mee-utils[notebooks,site,test]"]
+    assert EXTRAS["all"] == ["mee-utils[adapters,notebooks,site,smollm2,test]"]
     assert set(closure(everything())) <= set(LOCK), "make lock"
     assert set(WANTED.split()) <= set(LOCK)
 

@@ -91,12 +91,12 @@ def test_weights_of_the_papers_profiles_are_not_committed():
         (
             "paper",
             lambda c: c["training"]["base"].update(stages=[]),
-            'training.base: Unknown key "stages": valid are checkpoint',
+            'training.base: Unknown key "stages": valid are adapter, checkpoint',
         ),
         (
             "paper",
             lambda c: c["training"]["backbones"]["calm"].update(checkpoint="x/y"),
-            'backbones.calm: Unknown key "\\w+": valid are checkpoint',
+            'backbones.calm: Unknown key "\\w+": valid are adapter, checkpoint',
         ),
         (
             "paper",

@@ -258,7 +258,9 @@ def test_layers_of_a_ready_model_are_not_known_beforehand(tmp_path):
 def test_a_file_that_is_not_there_is_named_and_no_unknown_profile(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for given in (name, Path(name)):
-        with pytest.raises(MeeError, match=r"does not exist: give the file of a profile, or .*, small\.$"):
+        with pytest.raises(
+            MeeError, match=r"does not exist: give the file of a profile, or .*, small, smollm2\.$"
+        ):
             load_profile(given)
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(MeeError, match=r"folder\.yaml is a folder: give the file of a profile"):

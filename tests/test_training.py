@@ -8,10 +8,11 @@ import torch
 from conftest import FAMILIES, build_network
 from transformers.optimization import get_wsd_schedule
 
-from mee_utils.companion.training import loop, muon
+from mee_utils.companion.training import loop
 from mee_utils.companion.training.batches import pad_pairs, repeated
 from mee_utils.companion.training.loop import Schedule, layer_losses, train_backbone
 from mee_utils.companion.training.mini import set_dropout
+from mee_utils.models import checkpoints
 from mee_utils.models.objectives import Objective, cross_entropy
 from mee_utils.models.states import compute_logits
 
@@ -258,13 +259,13 @@ def test_a_pass_gives_the_loss_of_transformers_and_the_states_of_every_layer(fam
 @pytest.mark.parametrize("flags", [{}, {"avx512_bf16": False, "avx2": True}, {"amx_bf16": True}])
 def test_half_precision_is_for_processors_that_multiply_it(monkeypatch, flags, half):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
-    muon.fast_bfloat16.cache_clear()
+    checkpoints.fast_bfloat16.cache_clear()
     monkeypatch.setattr(loop, "objective_loss", lambda *given: torch.is_autocast_enabled("cpu"))
     network = build_network("t5", 40)
     autocast = loop.batch_loss(network, Objective("vanilla"), pad_pairs(PAIRS[:2], 0), 0, half)
     assert autocast == (half and "amx_bf16" in flags)
-    assert muon.fast_bfloat16("cuda")
-    muon.fast_bfloat16.cache_clear()
+    assert checkpoints.fast_bfloat16("cuda")
+    checkpoints.fast_bfloat16.cache_clear()
 
 
 def test_in_half_precision_the_losses_are_nearly_those_of_single(tmp_path):

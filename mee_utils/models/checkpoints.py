@@ -5,6 +5,7 @@ What cannot be used is refused in one line: adapters, code of their own, damaged
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -205,6 +206,7 @@ def find_device(device: str) -> torch.device:
     return target
 
 
+@cache
 def fast_bfloat16(device: str) -> bool:
     """Whether a device multiplies bfloat16 faster than single precision: GPUs, and CPUs that say so."""
     if device == "cuda":

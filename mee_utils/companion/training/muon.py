@@ -7,7 +7,6 @@ For a mini model on a CPU that is fourteen times faster.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from itertools import groupby
 from operator import attrgetter
 
@@ -33,7 +32,6 @@ KINDS = {
 RATES_FROM_SCRATCH = {"query": 0.2, "embedding": 2.0, "table": 1.0, "norm": 0.1}
 
 
-@cache
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Newton-Schulz iterations on a stack of matrices `[matrix, row, column]`, in the precision they have.
 
