@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 DATA = {"notebooks": "on synthetic data", "real": "on real text"}  # folder of a chapter -> what it was run on
 EXPLORER = ROOT / "build" / "explorer.html"  # of `make explorer`
 NO_EXPLORER = "<!doctype html><title>Explorer</title><p>Run <code>make explorer</code>: it writes this page."
-CARDS = [f"mee_utils/checkpoints/{name}/README" for name in ("small", "real")]
+CARDS = [f"mee_utils/checkpoints/{name}/README" for name in ("small", "real", "smollm2")]
 REFERENCE = {
     "Results": [
         "RESULTS",
