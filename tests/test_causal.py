@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from causal_models import CAUSAL_FAMILIES, build_causal, greedy, prompts, uncached
+import transformers
+from causal_models import CAUSAL_FAMILIES, SIZES, build_causal, greedy, prompts, uncached
 from conftest import INPUTS, LENGTH
 from reference import counted_and_profiled
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mee_utils import (
+    AnyModel,
     Copies,
     ExitPolicy,
     ForcedExits,
@@ -248,7 +250,16 @@ def test_a_checkpoint_is_loaded_with_its_tokenizer(llama, tmp_path, loader):
 def test_what_is_not_decoded_is_refused(tokenizer, changed, message):
     with pytest.raises(MeeError, match=message) as caught:
         build_causal("qwen2", tokenizer, **changed)
-    assert "AnyModel" in str(caught.value)
+    assert "AnyModel takes it" in str(caught.value)
+
+
+def test_what_is_not_decoded_is_still_traced(tokenizer, tmp_path):
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    config = transformers.Qwen2Config(vocab_size=len(tokenizer), **SIZES | windows)
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_any_model(tmp_path)
+    assert isinstance(loaded, AnyModel) and len(trace(loaded, INPUTS, max_new_tokens=3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

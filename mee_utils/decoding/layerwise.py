@@ -138,8 +138,7 @@ class LayerwiseDecoder:
         """
         weights = self.weights[layer - 1]
         keys_values = self._reserve(layer, tokens.cache)  # [2, row, head, position, d_kv]
-        rotation = self._rotation(tokens) if self.family.rotates else None
-        query, made = weights.queries_keys_values(weights.norm(x), rotation)
+        query, made = weights.queries_keys_values(weights.norm(x), self._rotation(tokens))
         tokens.store_keys_values(keys_values, made)
         return self._attend_and_feed(layer, x, query, tokens)
 

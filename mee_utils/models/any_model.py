@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..common.errors import MeeError, one_line, shown
 from .checkpoints import checkpoint_config, name_of, read_checkpoint
 from .costs import DecoderSizes
-from .families import FAMILIES
+from .families import FAMILIES, why_not_decoded
 from .loading import Fingerprint, Model, load_model, weights_fingerprint
 from .states import output_scale
 
@@ -271,7 +271,8 @@ def load_any_model(
 
     Arguments and errors are those of `load_model`.
     """
-    if checkpoint_config(source, revision).model_type in FAMILIES:
+    config = checkpoint_config(source, revision)
+    if config.model_type in FAMILIES and not why_not_decoded(config):
         return load_model(source, revision, dtype, device, name, tokenizer)
     network, tokenizer = read_checkpoint(source, revision, dtype, device, tokenizer=tokenizer)
     return AnyModel(network, tokenizer, name or name_of(source))

@@ -28,7 +28,7 @@ from .adapters import RECIPE
 from .checkpoints import fast_bfloat16
 from .families import final_norm_of, is_causal, layers_of
 from .loading import Model
-from .states import output_scale
+from .states import layer_states, output_scale, teacher_forced
 
 WEIGHTS = "adapter_model.safetensors"  # stored in half precision, merged in that of the model
 STATE = "training.pt"  # in the folder of an interrupted training
@@ -283,41 +283,21 @@ def _states_along(
     """Raw states of some layers where the tokens of outputs are predicted, and these tokens, `[token]`."""
     sources = [data.sources[index] for index in batch]
     targets = [data.targets[index] for index in batch]
-    stack = layers_of(network)
-    kept: dict[int, Tensor] = {}
-
-    def keep(layer: int):
-        def hook(_, __, output):
-            kept[layer] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-    hooks = [stack[layer - 1].register_forward_hook(keep(layer)) for layer in layers]
-    try:
-        if is_causal(network.config):
-            fed = [[*source, *target[:-1]] for source, target in zip(sources, targets, strict=True)]
-            first = [len(source) - 1 for source in sources]
+    if is_causal(network.config):
+        fed = [[*source, *target[:-1]] for source, target in zip(sources, targets, strict=True)]
+        first = [len(source) - 1 for source in sources]
+        with layer_states(network) as states:
             network.get_decoder()(**_padded(fed, network.device), use_cache=False)
-        else:
-            start = network.config.decoder_start_token_id
-            first = [0] * len(sources)
-            fed = _padded([[start, *target[:-1]] for target in targets], network.device)["input_ids"]
-            source = _padded(sources, network.device)
-            encoded = network.get_encoder()(**source)[0]
-            network.get_decoder()(
-                input_ids=fed,
-                encoder_hidden_states=encoded,
-                encoder_attention_mask=source["attention_mask"],
-                use_cache=False,
-            )
-    finally:
-        for hook in hooks:
-            hook.remove()
+    else:
+        start = network.config.decoder_start_token_id
+        fed = _padded([[start, *target[:-1]] for target in targets], network.device)["input_ids"]
+        first = [0] * len(sources)
+        states, _ = teacher_forced(network, _padded(sources, network.device), fed)
     lengths = [len(target) for target in targets]
     rows = np.repeat(np.arange(len(batch)), lengths)
     positions = np.concatenate([begin + np.arange(n) for begin, n in zip(first, lengths, strict=True)])
     labels = torch.tensor(np.concatenate(targets), device=network.device)
-    return {layer: kept[layer][rows, positions] for layer in layers}, labels
+    return {layer: states[layer - 1][rows, positions] for layer in layers}, labels
 
 
 def _padded(ids: list[list[int]], device: torch.device) -> dict[str, Tensor]:

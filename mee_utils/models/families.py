@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..common.errors import MeeError
-
 T5_FAMILY = ("t5", "mt5", "longt5")
 CAUSAL = ("llama", "qwen2", "qwen3", "smollm3")
 FAMILIES = (*T5_FAMILY, *CAUSAL)
@@ -35,16 +33,15 @@ def final_norm_of(network: nn.Module) -> nn.Module:
     return decoder.norm if is_causal(network.config) else decoder.final_layer_norm
 
 
-def check_family(config, name: str) -> None:
-    """Raises `MeeError` for a causal model whose attention or positions are not decoded here."""
+def why_not_decoded(config) -> str:
+    """What of a configuration in `FAMILIES` is not decoded here, in words; "": nothing, all of it is."""
     if not is_causal(config):
-        return
+        return ""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        windows = f"{name} has layers with {', '.join(sorted(kinds - {'full_attention'}))}"
-        raise MeeError(f"{windows}: exits decode full attention alone; AnyModel takes it, for traces.")
+        windows = ", ".join(sorted(kinds - {"full_attention"}))
+        return f"layers with {windows}, and exits decode full attention alone"
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotation not in FIXED_ROTATIONS:
-        angles = f'{name} has rotary positions of type "{rotation}"'
-        known = ", ".join(FIXED_ROTATIONS)
-        raise MeeError(f"{angles}: exits decode {known}; AnyModel takes it, for traces.")
+        return f'rotary positions of type "{rotation}", and exits decode {", ".join(FIXED_ROTATIONS)}'
+    return ""

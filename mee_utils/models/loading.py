@@ -14,7 +14,7 @@ from ..common.html import table
 from ..common.sources import find_local
 from .adapters import merged_adapter
 from .checkpoints import WANTED, name_of, read_checkpoint, recorded_exit_layer
-from .families import FAMILIES, NAMED, check_family, is_causal, layers_of
+from .families import FAMILIES, NAMED, is_causal, layers_of, why_not_decoded
 
 
 class Fingerprint(NamedTuple):
@@ -51,7 +51,8 @@ class Model:
         if family not in FAMILIES:
             advice = f"give one of {NAMED}; AnyModel takes others, for traces"
             raise MeeError(f'The network of {self.name} is a "{family}": {advice}.')
-        check_family(self.network.config, self.name)
+        if reason := why_not_decoded(self.network.config):
+            raise MeeError(f"{self.name} has {reason}: AnyModel takes it, for traces.")
         if self.network.get_output_embeddings() is None:
             raise MeeError(f"{type(self.network).__name__} predicts no tokens: give one with an LM head.")
         if self.min_exit_layer is None:

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
+from .families import layers_of
+
 IGNORED = -100  # the label of padding, as in `transformers`
 
 
@@ -20,9 +22,13 @@ IGNORED = -100  # the label of padding, as in `transformers`
 def layer_states(network: nn.Module) -> Iterator[list[Tensor]]:
     """Collects `h^1 .. h^L`, each `[batch, position, d_model]`, of one forward pass within the context."""
     states: list[Tensor] = []
+
+    def keep(output) -> None:  # T5's layers return a tuple, those of causal models the state alone
+        states.append(output if isinstance(output, Tensor) else output[0])
+
     with ExitStack() as hooks:
-        for layer in network.get_decoder().block:
-            hooks.enter_context(layer.register_forward_hook(lambda _, __, output: states.append(output[0])))
+        for layer in layers_of(network):
+            hooks.enter_context(layer.register_forward_hook(lambda _, __, output: keep(output)))
         yield states
 
 
