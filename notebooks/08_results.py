@@ -279,8 +279,14 @@ else:
             .mean(numeric_only=True)
         )
         figures.lines(axis, exits.reset_index(), "relative_whole", "kept", "rule")
-        for style, these in {"s": whole[whole.task == task], "*": rows[rows.rule == "full_depth"]}.items():
-            axis.plot(these.relative_whole, these.kept, style, color=figures.DARK, markerfacecolor="white")
+        shallow, full_depth = whole[whole.task == task], rows[rows.rule == "full_depth"]
+        marks = {"color": figures.DARK, "markerfacecolor": "white", "linestyle": "none"}
+        axis.plot(
+            shallow.relative_whole, shallow.kept, marker="s", label="3, 4, 6 and 8 layers, no exits", **marks
+        )
+        axis.plot(
+            full_depth.relative_whole, full_depth.kept, marker="*", label="full depth (three seeds)", **marks
+        )
         axis.axhline(quality, color=figures.GREY, linewidth=0.8, linestyle=":")
         axis.set(ylim=(0.7, 1.06), xlabel="all FLOPs of an output\n(1 = vanilla's full depth)")
         axis.set(ylabel="score kept (1 = vanilla's)")

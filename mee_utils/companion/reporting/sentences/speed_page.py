@@ -15,7 +15,7 @@ def sentences(real):
         0.45 < of_int8[1] < 0.55 and 0.35 < of_int8[32] < 0.45,
     )
     least, most = (f"{of_int8[1] * speed:.0%}".removesuffix("%") for speed in (alone.min(), alone.max()))
-    yield f"planned drafts bring ours to {least} to {most} % of int8's speed", alone.min() > 1
+    yield f"planned drafts would bring ours to {least} to {most} % of int8's speed", alone.min() > 1
     in_batches = large[(large.batch > 1) & large.kind.isin(["copies", "verified", "planned"])]
     yield (
         "in batches copies win at most a tenth back, and exits are not planned at all",
