@@ -88,7 +88,8 @@ def ledger(paper: str) -> str:
     )
     rows = rows[papers == paper]
     numbers = rows[["ours", "reason"]].fillna("").agg("; ".join, axis=1).str.strip("; ")
-    cells = "**" + rows.verdict + "** " + numbers.str.replace("; ", "<br>")
+    verdict = "<details><summary>" + rows.verdict + "</summary>"
+    cells = verdict + numbers.str.replace("; ", "<br>") + "</details>"
     by_data = rows.assign(cell=cells).pivot(index="claim", columns="data", values="cell")
     first = rows.drop_duplicates("claim").set_index("claim")
     shown = pd.DataFrame(
@@ -160,7 +161,9 @@ def _of_decisions() -> dict[str, str]:
     pruned = real("03_pruning/complete_table", reduction="fixed").set_index("model")
     questions = real("03_pruning/complete_table", model="vanilla", task="question_answering")
     vanilla = questions.set_index("reduction").retained
-    decision = report_tables.decoder("one decision").query("shape == 't5-large'").set_index("what").measured
+    decision = (
+        report_tables.decoder_lines("one decision").query("shape == 't5-large'").set_index("what")["median"]
+    )
     rows = real("05_mee_classifiers/ranking", model=MAIN_MODEL, target="consistency")
     area = rows.groupby(["rule", "task"]).roc_area.mean().groupby("rule").mean()
     oracle = real("08_results/limits_at_equal_flops")
@@ -170,8 +173,8 @@ def _of_decisions() -> dict[str, str]:
         "vanilla_pruned": percent(vanilla.fixed),
         "outputs_changed_calm": percent(pruned.other_output[MAIN_MODEL].max()),
         "outputs_changed_vanilla": percent(pruned.other_output["vanilla"].max()),
-        "decision_all": decision["softmax_margin"].split()[0],
-        "decision_few": decision["margin, 64 ids kept"].split()[0],
+        "decision_all": decision["softmax_margin"],
+        "decision_few": decision["margin, 64 ids kept"],
         "area_history": f"{area.history:.3f}",
         "area_margin": f"{area.softmax_margin:.3f}",
         "area_states": f"{area[['hidden', 'three_hidden', 'lstm']].max():.3f}",

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 
 from ...common.files import ROOT
+from ...models.costs import SHAPES
 from .. import published_numbers
 from ..catalogue import BASELINE, MAIN_MODEL, RULES, SHALLOW
 from ..figures import label
 from ..kinds import COPIES, LOSSLESS, PLANNED, VERIFIED
-from ..result_tables import AGAIN, KEEPS_IT, one_machine
+from ..result_tables import AGAIN, GPU, KEEPS_IT, one_machine
 
 FIGURES = ROOT / "figures"
 BENCH = FIGURES / "bench"
@@ -307,8 +308,8 @@ def bug(name: str) -> pd.DataFrame:
     return across(shown, ["data", "model", "rule", "batch", "version"], "task", "cell").fillna("")
 
 
-def lossless() -> pd.DataFrame:
-    """Tokens a second of drafts that the last layer verifies, full depth being 1, by batch size."""
+def _verified() -> pd.DataFrame:
+    """How fast drafts that the last layer verifies are, and full depth against itself, as texts."""
     rows = _bench("exits")
     rows = rows[rows.kind.isin(LOSSLESS)]
     planned = (rows.kind != COPIES) & rows.drafts.isna()
@@ -316,8 +317,19 @@ def lossless() -> pd.DataFrame:
     again = rows.drop_duplicates([*KEYS, "model", "batch"]).assign(kind="full depth, again")
     again["cell"] = with_range(again, *AGAIN)
     rows = pd.concat([again, rows])
-    rows = rows.assign(model=rows.model.map(label), drafts=rows.kind.replace(DRAFTS))
-    return across(rows, [*KEYS, "model", "drafts"], "batch", "cell")
+    return rows.assign(model=rows.model.map(label), drafts=rows.kind.replace(DRAFTS))
+
+
+def lossless() -> pd.DataFrame:
+    """Tokens a second of drafts that the last layer verifies, one output at a time, full depth being 1."""
+    rows = _verified().query("batch == 1 and data == 'real'")
+    return across(rows, ["model", "drafts"], "task", "cell")
+
+
+def lossless_in_batches() -> pd.DataFrame:
+    """The same with the model that is trained for exits, by batch size."""
+    rows = _verified().query("batch > 1 and data == 'real' and model == 'CALM'")
+    return across(rows.assign(batch="batch " + rows.batch.astype(str)), ["task", "drafts"], "batch", "cell")
 
 
 def kept_and_timed() -> pd.DataFrame:
@@ -335,33 +347,61 @@ def kept_and_timed() -> pd.DataFrame:
 
 
 def simulated() -> pd.DataFrame:
-    """The exits of the small models in decoders of other sizes, simulated."""
-    rows = _bench("shapes")
+    """The exits of the small models in decoders of other sizes, simulated, one output at a time."""
+    rows = _bench("shapes").query("batch == 1")
     rows["exits"] = rows.kind.map(DRAFTS).fillna(rows.rule.map(label))
     layer = "fixed layer, after " + (100 * rows.depth).map("{:.0f} % of the depth".format)
     rows["exits"] = rows.exits.where(rows.kind != "fixed layer", layer)
     rows["cell"] = with_range(rows, "speed", "low", "high")
-    again = rows.drop_duplicates([*KEYS, "batch", "shape"]).assign(exits="full depth, again")
+    again = rows.drop_duplicates([*KEYS, "shape"]).assign(exits="full depth, again")
     again["cell"] = with_range(again, *AGAIN)
-    return across(pd.concat([again, rows]), [*KEYS, "batch", "exits"], "shape", "cell").fillna("")
+    return across(pd.concat([again, rows]), [*KEYS, "exits"], "shape", "cell").fillna("")
 
 
-def decoder(group: str, *columns: str) -> pd.DataFrame:
+def decoder_lines(group: str, folder: str = "") -> pd.DataFrame:
     """The lines of one group of `decoder.csv`, of the machine that timed most of them."""
-    rows = pd.read_csv(BENCH / "decoder.csv", keep_default_na=False)
+    rows = pd.read_csv(BENCH / folder / "decoder.csv", keep_default_na=False)
     rows = one_machine(rows[rows.group == group])
-    shown = rows.assign(measured=with_range(rows, "median", "lowest", "highest"))
-    return shown[["shape", "dtype", "batch", "what", "measured", "unit", "against", *columns]]
+    depth = rows["shape"].map({name: sizes.layers for name, sizes in SHAPES.items()})
+    layer = rows.what.str.extract("(?:leave at layer|leave at) ([0-9]+)")[0].astype(float)
+    share = (layer / depth).map("after {:.0%} of the layers".format, na_action="ignore").fillna("")
+    all_leave = rows.what.str.startswith("all tokens")
+    named = ("all tokens leave " + share).where(all_leave, "leave " + share + ", each fourth at the end")
+    return rows.assign(what=rows.what.mask(layer.notna(), named))
+
+
+def decoder(group: str) -> pd.DataFrame:
+    """A group of `decoder.csv`: medians, a column for each shape, without what all lines have in common."""
+    rows = decoder_lines(group).replace({"what": {rule: label(rule) for rule in RULES}})
+    index = ["dtype", "batch", "what", "unit", "against"]
+    differ = [name for name in index if rows[name].nunique() > 1]
+    shown = rows.assign(cell=rows["median"].map("{:.2f}".format))
+    return across(shown, differ, "shape", "cell").fillna("")
+
+
+def full_depth() -> pd.DataFrame:
+    """Milliseconds a step of each decoder, and how many times as fast ours is."""
+    return _steps(decoder_lines("full depth"), "shape")
 
 
 def on_gpu() -> pd.DataFrame:
-    """What was timed of T5-large's shape on a GPU, beside the same on a CPU."""
-    keys = ["group", "what", "dtype", "batch", "unit", "against"]
-    tables = {}
-    for name, path in {"GPU": BENCH / "gpu" / "decoder.csv", "CPU": BENCH / "decoder.csv"}.items():
-        rows = one_machine(pd.read_csv(path, keep_default_na=False)).query("shape == 't5-large'")
-        tables[name] = rows.assign(cell=with_range(rows, "median", "lowest", "highest")).set_index(keys).cell
-    return pd.DataFrame(tables).loc[tables["GPU"].index].fillna("not timed").reset_index()
+    """Full depth at T5-large's shape on a GPU, beside the same on a CPU."""
+    tables = {"CPU": decoder_lines("full depth"), "GPU": decoder_lines("full depth", GPU)}
+    rows = pd.concat(table.assign(device=name) for name, table in tables.items())
+    table = _steps(rows[rows["shape"] == "t5-large"], "device")
+    return table[table.GPU != "not timed"]
+
+
+def _steps(rows: pd.DataFrame, columns: str) -> pd.DataFrame:
+    """Milliseconds a step, with how many times as fast ours is in brackets."""
+    keys = [columns, "dtype", "batch"]
+    steps = rows[rows.unit == "ms a step"].set_index([*keys, "what"])["median"]
+    faster = rows[rows.unit != "ms a step"].set_index([*keys, "against"])["median"]
+    faster.index.names = steps.index.names
+    ratio = faster.reindex(steps.index).map(" ({:.2f})".format, na_action="ignore").fillna("")
+    shown = (steps.map("{:.3g}".format) + ratio).rename("cell").reset_index()
+    table = across(shown, ["dtype", "batch", "what"], columns, "cell").fillna("not timed")
+    return table.rename(columns={"what": "decoder"})
 
 
 def _bench(name: str) -> pd.DataFrame:

@@ -26,3 +26,13 @@ def sentences(real):
         "CTranslate2 computes in float32 and in int8 on this processor, not in bfloat16",
         types.str.contains("int8").any() and not types.str.contains("bfloat16").any(),
     )
+    greedy = peers[peers.against.str.startswith("transformers generate") & (peers.group == "full depth")]
+    yield (
+        "faster than `generate` of `transformers` at every shape, batch size and precision",
+        greedy["median"].min() > 1,
+    )
+    drafts = real("../bench/exits").query("profile == 'real' and kind == 'verified' and batch >= 8")
+    yield (
+        "In batches of 8 or more, exits as drafts gain next to nothing",
+        drafts.speed[drafts.drafts.notna()].max() < 1.08,
+    )
