@@ -76,7 +76,7 @@ explorer: $(INSTALLED)
 	@$(COMPANION) explorer $(OPTIONS)
 
 bench: $(INSTALLED)
-	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PIP) '.[bench]'
+	@$(PYTHON) -c 'import ctranslate2, economize' 2>/dev/null || $(PIP) '.[bench]'
 	@PYTHONPATH=tests $(PYTHON) -m benchmarks $(OPTIONS) $(if $(PART),--part "$(PART)") $(if $(DEVICE),--device $(DEVICE))
 
 data: $(INSTALLED)

@@ -36,6 +36,7 @@ AGAIN = ["again", "again_low", "again_high"]  # full depth against itself: what 
 SPEED = ["batch", "speed", "low", "high", *AGAIN]
 SAMPLES = ["samples_speed", "samples_low", "samples_high", "samples_per_second", "tokens_per_second"]
 OF_DRAFTS = ["drafts", "rule", "threshold", "max_draft", "expected", "planning_seconds"]
+OF_PEERS = ["decoder", "way", "exit_layer", "acceptance", "same_outputs", "flops_share", "score", "kept"]
 OF_OUTPUTS = [
     *("metric", "score", "score_low", "score_high", "corpus_score"),
     *("retained", "retained_low", "retained_high", "mean_exit_layer", "flops_share", "length_share"),
@@ -47,6 +48,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
     "published": ("published", [*KEYS, "min_layer", "decoder"], [*SPEED, *SAMPLES, *OF_OUTPUTS]),
     "drafts": ("drafts", KEYS, SPEED),
     "rivals": ("rivals", ["task", "model", "decoder_layers"], [*SPEED, *SAMPLES]),
+    "causal": ("causal", ["model", "dtype"], [*OF_PEERS, *SPEED[1:], "prompts"]),
     "one decision": ("decoder", ["shape", "what"], ["median", "lowest", "highest"]),
 }
 

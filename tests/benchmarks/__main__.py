@@ -19,11 +19,11 @@ from mee_utils.companion.cli import main as command
 from mee_utils.companion.profiles import load_profile
 from mee_utils.models.checkpoints import find_device
 
-from . import decoder, rules, shapes, tables
+from . import causal, decoder, rules, shapes, tables
 from .workloads import WORKLOADS
 
 SHAPES = "shapes"
-PARTS = [*decoder.PARTS, SHAPES, *rules.PARTS]
+PARTS = [*decoder.PARTS, SHAPES, *rules.PARTS, causal.PART]
 Timed = tuple[pd.DataFrame, str, Sequence[str]]  # a table, its file's name, and what identifies its lines
 
 
@@ -41,33 +41,41 @@ def bench(options) -> None:
 def parts_of(profile: str) -> list[str]:
     """What is timed of a profile if no part is named; without a main model, what any models can be timed at.
 
-    A line says which parts are left out.
+    Chat models are set beside others' decoders. A line says which parts are left out.
     """
+    if load_profile(profile).chat:
+        return [causal.PART]
     if MAIN_MODEL not in load_profile(profile).training.backbones:
         left_out = [name for name in (SHAPES, *rules.PARTS) if name not in rules.OF_ANY_MODELS]
         print(f'Profile {profile} has no model "{MAIN_MODEL}": left out are {", ".join(left_out)}.')
         return list(rules.OF_ANY_MODELS)
-    return [name for name in PARTS if profile == "small" or name not in decoder.PARTS]
+    own = [] if profile != "small" else decoder.PARTS
+    return [*own, SHAPES, *rules.PARTS]
 
 
 def timed(options) -> Iterator[Timed]:
     """Times what the options name, size by size, so that a model is made once."""
     parts = options.part or parts_of(options.profile)
+    sized = [name for name in parts if name in decoder.PARTS or name == SHAPES]
     for shape in options.shape or WORKLOADS:
         workload = replace(WORKLOADS[shape], device=options.device, compiling=not options.no_compiling)
-        for part in [name for name in parts if name not in rules.PARTS]:
+        for part in sized:
             print(f"{shape}: {part}", flush=True)
             if part in decoder.PARTS:
                 yield decoder.run(part, workload, options.rounds), "decoder", decoder.KEYS
             else:
                 yield shapes.run(options.profile, options.data, workload), SHAPES, shapes.KEYS
+    progress = partial(print, flush=True)
     for part in [name for name in parts if name in rules.PARTS and not options.shape]:
-        progress = partial(print, flush=True)
         table = rules.run(part, options.profile, options.data, options.device, progress)
         if table.empty:
             print(f"{part}: nothing to time here (rivals: make retrain PROFILE={options.profile} keeps them)")
         else:
             yield table, part, rules.keys_of(part)
+    if causal.PART in parts:
+        experiment = rules.experiment_on(options.device, options.profile, options.data)
+        for table in causal.run(experiment, progress):
+            yield table, causal.PART, causal.KEYS
 
 
 def main(arguments: list[str] | None = None) -> int:

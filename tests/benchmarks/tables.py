@@ -26,7 +26,8 @@ from .workloads import WORKLOADS
 
 DIGESTS = "digests.json"
 ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}  # of lines in a table
-NUMBERS = ("batch", "decoder_layers")  # among the keys, which are texts
+PEERS = ("ctranslate2", "economize")  # by their packages' names
+NUMBERS = ("batch", "decoder_layers", "exit_layer")  # among the keys, which are texts
 THRESHOLD_DIGITS = 10  # of other numbers four
 
 
@@ -44,8 +45,8 @@ def save(table: pd.DataFrame, name: str, keys: Sequence[str], device: str = "cpu
     machines = _read_json(folder / MACHINES)
     others = machines.get(name, {})
     before = others.pop(machine["processor"], {})
-    # without this peer its stored lines may be kept
-    machine["ctranslate2"] = machine["ctranslate2"] or before.get("ctranslate2")
+    for peer in PEERS:  # without it its stored lines may be kept
+        machine[peer] = machine.get(peer) or before.get(peer)
     table = _as_text(table.assign(processor=machine["processor"]))
     if path.exists():
         stored = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -137,7 +138,7 @@ def _machine(device: str = "cpu") -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__.split("+")[0],
         "transformers": transformers.__version__,  # of several installed the one that runs
-        "ctranslate2": installed.get("ctranslate2"),
+        **{peer: installed.get(peer) for peer in PEERS},
         "mkldnn": torch.backends.mkldnn.is_available(),
         **on_gpu,
     }
