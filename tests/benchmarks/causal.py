@@ -44,6 +44,7 @@ UNVERIFIED = "exits at a layer"
 MARGIN = "softmax margin, every layer"
 FEW_TOKENS = "softmax margin, few tokens, three layers"
 AGAIN_FULL = "again"
+COUNTED = ("verified", "accepted", "flops")  # of an output
 
 
 class Decoded(NamedTuple):
@@ -241,16 +242,15 @@ def timed(these: list[Contender], task: Task) -> pd.DataFrame:
     scores = [task.score_examples([one.text for one in outputs])[task.metric] for outputs in made]
     speed = beside_first(tokens, seconds)
     kept = beside_first(np.array(scores).T, np.ones(seconds.shape))
-    verified, accepted, flops = (
-        np.array([sum(getattr(one, name) for one in outputs) for outputs in made])
-        for name in ("verified", "accepted", "flops")
+    sums = pd.DataFrame(
+        [{name: sum(getattr(one, name) for one in outputs) for name in COUNTED} for outputs in made]
     )
     table = pd.DataFrame(these, columns=Contender._fields).drop(columns="decode")
     table = table.astype({"exit_layer": "Int64"}).assign(
         speed=speed.value,
         low=speed.low,
         high=speed.high,
-        acceptance=np.where(verified > 0, accepted / np.maximum(verified, 1), np.nan),
+        acceptance=sums.accepted / sums.verified.where(sums.verified > 0),
         same_outputs=[np.mean([a.ids == b.ids for a, b in zip(one, made[0], strict=True)]) for one in made],
         score=np.mean(scores, axis=1),
         kept=kept.value,
@@ -261,7 +261,7 @@ def timed(these: list[Contender], task: Task) -> pd.DataFrame:
         prompts=len(task),
     )
     full = (table.decoder == "ours") & (table.way == FULL)
-    table["flops_share"] = flops / flops[full]
+    table["flops_share"] = sums.flops / sums.flops[full].item()
     again = table.loc[table.way == AGAIN_FULL, ["speed", "low", "high"]].iloc[0]
     return table[table.way != AGAIN_FULL].assign(**dict(zip(AGAIN, again, strict=True)))
 

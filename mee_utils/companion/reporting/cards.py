@@ -6,13 +6,12 @@ import pandas as pd
 
 from ...common.files import PACKAGE, read_json, read_yaml
 from ...tasks.kinds import TASKS
-from ...tasks.publishers.origins import Origin, load_origins
+from ...tasks.publishers.origins import load_origins
 from ..figures import label
 from ..profiles import Profile, load_profile
 from .report_tables import DATA, FIGURES
 from .templates import filled, markdown
 
-MANY = 20  # files, from which on a list would say nothing
 OBJECTIVES = {
     "pretrained": "span corruption alone",
     "base": "span corruption and all tasks; the other models start here",
@@ -46,7 +45,7 @@ def pages() -> dict[str, str]:
 
 
 def data_page() -> str:
-    """The corpora: origin, licence, checksums, rows."""
+    """The corpora: origin, licence, rows."""
     origins = load_origins()
     corpora = [
         {
@@ -58,7 +57,7 @@ def data_page() -> str:
         for origin in origins.values()
     ]
     splits = [
-        {"folder": name, "split": split, "rows": f"{facts.rows:,}", "sha256": f"`{facts.sha256}`"}
+        {"folder": name, "split": split, "rows": f"{facts.rows:,}"}
         for name, origin in origins.items()
         for split, facts in origin.splits.items()
     ]
@@ -67,20 +66,9 @@ def data_page() -> str:
         total=f"{sum(origin.size for origin in origins.values()) / 1e6:.0f} MB",
         corpora=markdown(pd.DataFrame(corpora)),
         citations="; ".join(f"{origin.cite} ({name})" for name, origin in origins.items()),
-        files={name: _files(origin) for name, origin in origins.items()},
-        origins=origins,
         splits=markdown(pd.DataFrame(splits)),
         left_out=len(read_yaml("tasks/publishers/snips.yaml")["left_out"]),
     )
-
-
-def _files(origin: Origin) -> str:
-    if len(origin.files) > MANY:
-        return f"{len(origin.files)} files; the converted rows are checked."
-    rows = [
-        {"file": f"`{file.name}`", "checksum": file.checksum or "none: it grows"} for file in origin.files
-    ]
-    return markdown(pd.DataFrame(rows))
 
 
 def model_card(profile: Profile) -> str:

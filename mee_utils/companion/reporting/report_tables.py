@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from ...common.files import ROOT
-from ...models.costs import SHAPES
 from .. import published_numbers
 from ..catalogue import BASELINE, MAIN_MODEL, RULES, SHALLOW
 from ..figures import label
@@ -362,7 +361,8 @@ def decoder_lines(group: str, folder: str = "") -> pd.DataFrame:
     """The lines of one group of `decoder.csv`, of the machine that timed most of them."""
     rows = pd.read_csv(BENCH / folder / "decoder.csv", keep_default_na=False)
     rows = one_machine(rows[rows.group == group])
-    depth = rows["shape"].map({name: sizes.layers for name, sizes in SHAPES.items()})
+    last = rows.what.str.extract("each fourth at ([0-9]+)")[0].astype(float)
+    depth = last.groupby(rows["shape"]).transform("max")
     layer = rows.what.str.extract("(?:leave at layer|leave at) ([0-9]+)")[0].astype(float)
     share = (layer / depth).map("after {:.0%} of the layers".format, na_action="ignore").fillna("")
     all_leave = rows.what.str.startswith("all tokens")
