@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
+from mee_utils.companion.address import places, repository
 from mee_utils.companion.reporting import report, report_tables, sentences
 
 ROOT = Path(__file__).parent.parent
@@ -56,3 +57,15 @@ def test_flops_that_save_nothing_are_a_dash():
 def test_the_smallest_shallow_decoder_is_one_that_keeps_the_score_on_every_task():
     chosen = report_tables.shallow_decoders()
     assert (chosen.kept >= 0.99).all() and chosen.groupby("data").decoder_layers.nunique().max() == 1
+
+
+def test_the_address_of_the_repository_is_set_in_one_place(monkeypatch):
+    assert repository() == "" and "<address of this repository>" in PAGES["README.md"]
+    settings = '[project]\n[project.urls]\nRepository = "https://github.com/Someone/exits/"\n'
+    monkeypatch.setattr(report, "repository", lambda: repository(settings))
+    readme = report.readme()
+    assert "git clone --depth 1 https://github.com/Someone/exits early-exit" in readme
+    assert "[site](https://someone.github.io/exits/)" in readme
+    assert "https://mybinder.org/v2/gh/Someone/exits/HEAD" in readme
+    assert 'repository-code: "https://github.com/Someone/exits"' in report.citation()
+    assert places("https://codeberg.org/someone/exits") == {}

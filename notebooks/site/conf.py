@@ -13,6 +13,8 @@ from pathlib import Path
 from docutils.nodes import SkipNode
 from math_core import LatexToMathML
 
+from mee_utils.companion.address import HOST, repository
+
 ROOT = Path(__file__).parents[2]
 DATA = {"notebooks": "on synthetic data", "real": "on real text"}  # folder of a chapter -> what it was run on
 EXPLORER = ROOT / "build" / "explorer.html"  # of `make explorer`
@@ -52,10 +54,10 @@ myst_heading_anchors = 4
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {"navbar_persistent": [], "use_fullscreen_button": False, "show_toc_level": 2}
-REPOSITORY = os.environ.get("GITHUB_REPOSITORY")  # "owner/name", where GitHub builds the pages
-if REPOSITORY:
+ADDRESS = repository() or f"{HOST}{os.environ.get('GITHUB_REPOSITORY', '')}"  # there the pages are built
+if ADDRESS != HOST:
     html_theme_options |= {
-        "repository_url": f"https://github.com/{REPOSITORY}",
+        "repository_url": ADDRESS,
         "repository_branch": "main",
         "use_repository_button": True,
         "use_issues_button": True,

@@ -14,6 +14,7 @@ from functools import cache
 import pandas as pd
 
 from ...common.files import ROOT, complete_file
+from ..address import places, repository
 from ..catalogue import MAIN_MODEL, MEE_RULES
 from ..figures import label
 from ..kinds import COPIES, PLANNED, SEVERAL, VERIFIED
@@ -55,7 +56,7 @@ def pages() -> dict[str, str]:
         f"figures/results/{name}.md": page(name) for name in ("ledger", "rules", "published", "bugs", "speed")
     }
     data = json.dumps(as_data(), indent=1, ensure_ascii=False) + "\n"
-    front = {"README.md": readme(), "RESULTS.md": page("results")}
+    front = {"README.md": readme(), "RESULTS.md": page("results"), "CITATION.cff": citation()}
     return front | behind | {"figures/results/RESULTS.json": data} | cards.pages()
 
 
@@ -64,9 +65,21 @@ def readme() -> str:
     index = json.loads(INDEX.read_text(encoding="utf-8"))
     lines = [line for line in index["cells"][0]["source"] if line.startswith("|")]
     notebooks = "".join(lines).replace("](", "](notebooks/")  # the table of the notebooks' own index
+    address = repository()
     parts = {"findings": page("findings"), "notebooks": notebooks}
+    parts |= {name: filled(name, address=address, places=places(address)) for name in ("links", "clone")}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     return README_PART.sub(lambda mark: mark[1] + parts[mark[2]] + mark[3], text)
+
+
+def citation() -> str:
+    """CITATION.cff with the address of the repository, once it has one."""
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    text = re.sub(r"^repository-code: .*\n", "", text, flags=re.MULTILINE)
+    address = repository()
+    return (
+        text.replace("license: MIT\n", f'license: MIT\nrepository-code: "{address}"\n') if address else text
+    )
 
 
 def page(name: str) -> str:

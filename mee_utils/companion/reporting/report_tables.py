@@ -364,7 +364,7 @@ def decoder_lines(group: str, folder: str = "") -> pd.DataFrame:
     last = rows.what.str.extract("each fourth at ([0-9]+)")[0].astype(float)
     depth = last.groupby(rows["shape"]).transform("max")
     layer = rows.what.str.extract("(?:leave at layer|leave at) ([0-9]+)")[0].astype(float)
-    share = (layer / depth).map("after {:.0%} of the layers".format, na_action="ignore").fillna("")
+    share = (layer / depth).map(lambda depth: f"after {depth:.0%} of the layers")
     all_leave = rows.what.str.startswith("all tokens")
     named = ("all tokens leave " + share).where(all_leave, "leave " + share + ", each fourth at the end")
     return rows.assign(what=rows.what.mask(layer.notna(), named))

@@ -18,6 +18,7 @@ import torch
 
 from ... import MeeError, Model, Objective, Task, load_model
 from ...common.errors import check_choice
+from ...common.files import ROOT
 from ...tasks.loading import load_lesson
 from .. import inputs
 from ..inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
@@ -181,7 +182,8 @@ class ModelBuilder:
             raise MeeError(f"{other}, and cannot be compared token by token: give it another profile.")
 
         def origin(source: str, commit: str | None) -> dict:
-            return {"checkpoint": source, "commit": commit}
+            here = Path(source).is_relative_to(ROOT)
+            return {"checkpoint": str(Path(source).relative_to(ROOT)) if here else source, "commit": commit}
 
         start = profile.training.start(name)
         base = inputs.manifest(profile, start)["shape"] if start else {"num_decoder_layers": model.layers}
