@@ -3,9 +3,11 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
@@ -155,6 +157,51 @@ def test_a_package_of_the_core_that_is_missing_is_not_one_of_an_extra():
         [sys.executable, "-c", MISSING], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "ModuleNotFoundError: import of torch halted" in done.stderr and "mee-utils[" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The library as a wheel, built from a copy of what it is built from."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("mee_utils", "LICENSES"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        ".",
+        ".",
+    ]
+    subprocess.run(command, cwd=folder, check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_a_sentence_is_explored_without_a_clone(wheel, tmp_path):
+    """`try.py` needs what its header names, and nothing else."""
+    script = ROOT / "notebooks" / "try.py"
+    header = "".join(re.findall(r"^# (?!///)(.*\n)", script.read_text().split("# ///\n")[0], re.M))
+    needs = tomllib.loads(header)
+    assert needs["requires-python"] == PROJECT["requires-python"]
+    ours, *others = needs["dependencies"]
+    assert Requirement(ours).name == PROJECT["name"]
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site)
+    site_of([*PROJECT["dependencies"], *others], site)
+    environment = os.environ | {"PYTHONPATH": str(site), "BROWSER": "true", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-S", "-W", "ignore", str(script), "A dog runs across the street."]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    page = Path(done.stdout.strip()).read_text(encoding="utf-8")
+    assert "A dog runs across the street." in page and "chien" in page
 
 
 def test_the_library_works_without_any_extra(tmp_path):

@@ -68,4 +68,5 @@ def test_the_address_of_the_repository_is_set_in_one_place(monkeypatch):
     assert "[site](https://someone.github.io/exits/)" in readme
     assert "https://mybinder.org/v2/gh/Someone/exits/HEAD" in readme
     assert 'repository-code: "https://github.com/Someone/exits"' in report.citation()
+    assert '# mee-utils = { git = "https://github.com/Someone/exits" }' in report.try_script()
     assert places("https://codeberg.org/someone/exits") == {}

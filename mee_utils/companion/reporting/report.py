@@ -57,6 +57,7 @@ def pages() -> dict[str, str]:
     }
     data = json.dumps(as_data(), indent=1, ensure_ascii=False) + "\n"
     front = {"README.md": readme(), "RESULTS.md": page("results"), "CITATION.cff": citation()}
+    front["notebooks/try.py"] = try_script()
     return front | behind | {"figures/results/RESULTS.json": data} | cards.pages()
 
 
@@ -80,6 +81,14 @@ def citation() -> str:
     return (
         text.replace("license: MIT\n", f'license: MIT\nrepository-code: "{address}"\n') if address else text
     )
+
+
+def try_script() -> str:
+    """`try.py`, which gets the library from the repository, or, while that has no address, from beside it."""
+    text = (ROOT / "notebooks" / "try.py").read_text(encoding="utf-8")
+    address = repository()
+    source = f'git = "{address}"' if address else 'path = ".."'
+    return re.sub(r"(?<=^# mee-utils = ){.*}$", f"{{ {source} }}", text, flags=re.MULTILINE)
 
 
 def page(name: str) -> str:
