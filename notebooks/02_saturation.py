@@ -53,6 +53,7 @@ from mee_utils.analysis.statistics import NOTHING, mean_interval
 from mee_utils.analysis.survey import by_part
 from mee_utils.companion import Experiment, claims, figures
 from mee_utils.companion.published_numbers import published_saturation
+from mee_utils.models.families import final_norm_of
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
 experiment = Experiment.of_notebook("02_saturation", globals())
@@ -84,7 +85,7 @@ first_task = next(iter(tasks))
 model = experiment.model(main, first_task)
 few = (tasks[first_task].inputs[:5], tasks[first_task].targets[:5])
 t = trace(model, *few, max_new_tokens=max_new_tokens, states=experiment.scratch("states.npy"))
-weight = model.network.decoder.final_layer_norm.weight.detach().float().cpu().numpy()
+weight = final_norm_of(model.network).weight.detach().float().cpu().numpy()
 x = t.states * weight  # [token, layer, dimension]
 x = x / np.linalg.norm(x, axis=-1, keepdims=True)
 np.testing.assert_allclose((x * x[:, -1:]).sum(axis=-1), t.final_similarity, atol=0.01)

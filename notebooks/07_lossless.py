@@ -301,7 +301,8 @@ shown = decoded[decoded.model == names[0]].rename(
     columns={"kept_unverified": "score kept, unverified", "flops_share": "FLOPs, verified"}
 )
 shown = shown.pivot(index="rule", columns="task", values=["score kept, unverified", "FLOPs, verified"])
-display(shown.loc[rules].rename(index=figures.label, columns=figures.label).map("{:.0%}".format))
+there = [rule for rule in rules if rule in shown.index]
+display(shown.loc[there].rename(index=figures.label, columns=figures.label).map("{:.0%}".format))
 
 # %% [markdown]
 # No output differs. The same exits unverified keep anything from a third of CALM's score to all of it, and with vanilla's
@@ -380,8 +381,8 @@ if len(one):
 # long for everyone, copies at most eight. Exits that are not verified decide by the softmax margin, at 0.9.
 
 # %%
-models = ["base", "vanilla", "calm"]
-wanted = pd.DataFrame(product(models, ["float32", "bfloat16"]), columns=["model", "dtype"])
+adapted = ["original", "vanilla", "calm"]
+wanted = pd.DataFrame(product(adapted, ["float32", "bfloat16"]), columns=["model", "dtype"])
 published = read_timings("causal", wanted, "smollm2")
 
 

@@ -272,7 +272,7 @@ def run(experiment: Experiment, progress: Callable[[str], None]) -> Iterator[pd.
     length = profile.results.max_new_tokens
     (task,) = load_tasks(profile, "test", PROMPTS, next(iter(profile.corpora)))
     (choices,) = load_tasks(profile, "choices", only=task.name)
-    for dtype, name in product(PRECISIONS, ["base", *experiment.backbones]):
+    for dtype, name in product(PRECISIONS, experiment.backbones):
         progress(f"{profile.name}, {name}, {task.name}, {dtype}")
         model = load_profile_model(profile, name, dtype, task.name)
         planned = plans(model, choices.inputs, length)
