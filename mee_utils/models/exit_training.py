@@ -24,7 +24,7 @@ from tqdm import tqdm
 from ..common.errors import MeeError, check_whole
 from ..common.extras import needs_extra
 from ..common.files import complete_file, read_json
-from .adapters import RECIPE
+from .adapters import RECIPE, without_warnings_of_peft
 from .checkpoints import fast_bfloat16
 from .families import final_norm_of, is_causal, layers_of
 from .loading import Model
@@ -168,7 +168,8 @@ class _Training:
         settings = LoraConfig(
             r=recipe.rank, lora_alpha=ALPHA * recipe.rank, target_modules="all-linear", lora_dropout=0.0
         )
-        self.adapted = get_peft_model(model.network, settings)
+        with without_warnings_of_peft():
+            self.adapted = get_peft_model(model.network, settings)
         self.trained = [weight for weight in self.network.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate, weight_decay=0.0)
         random = np.random.default_rng(recipe.seed)
