@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -105,6 +106,19 @@ def test_files_for_hosts_can_be_read(path):
         for target in re.findall(r"run: make ([\w ]+)", text):
             for word in target.split():
                 assert re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.M), word
+
+
+def test_what_archives_ask_for_runs_the_commands_that_are_there():
+    makefile = (ROOT / "Makefile").read_text()
+    script, container = ((ROOT / name).read_text() for name in ("reproduce.sh", "Dockerfile"))
+    targets = re.findall(r"^(?:RUN )?make (\w+)$", script + container, re.M)
+    assert targets == ["reproduce", "results", "setup"]
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
+    assert os.access(ROOT / "reproduce.sh", os.X_OK) and 'CMD ["./reproduce.sh"]' in container
+    assert "FROM python:3.11" in container and (ROOT / ".dockerignore").read_text().split() == [
+        ".venv",
+        "build",
+    ]
 
 
 def test_no_file_is_large_but_weights():

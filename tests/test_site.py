@@ -20,7 +20,9 @@ NOTEBOOKS = [f"notebooks/{name}.html" for name in notebook_names()]
 OTHERS = [path.relative_to(ROOT).with_suffix(".html") for path in sorted(ROOT.glob("figures/*/*.ipynb"))]
 CHAPTERS = list(NOTEBOOKS)  # as the navigation has them
 NOTEBOOKS += map(str, OTHERS)  # those of other profiles lie beside their figures
-BEHIND = [f"figures/results/{name}.html" for name in ("ledger", "rules", "published", "bugs", "speed")]
+BEHIND = [
+    f"figures/results/{name}.html" for name in ("ledger", "rules", "published", "bugs", "speed", "referees")
+]
 CARDS = [f"mee_utils/checkpoints/{name}/README.html" for name in ("small", "real", "smollm2")]
 OF_REPOSITORY = ["DATA.html", *CARDS, "CONTRIBUTING.html", "CHANGELOG.html"]
 LIBRARY = ["mee_utils/USING.html", "notebooks/profiles/README.html", "mee_utils/README.html"]

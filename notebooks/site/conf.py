@@ -23,7 +23,10 @@ CARDS = [f"mee_utils/checkpoints/{name}/README" for name in ("small", "real", "s
 REFERENCE = {
     "Results": [
         "RESULTS",
-        *(f"figures/results/{name}" for name in ("ledger", "rules", "published", "bugs", "speed")),
+        *(
+            f"figures/results/{name}"
+            for name in ("ledger", "rules", "published", "bugs", "speed", "referees")
+        ),
     ],
     "The library": ["mee_utils/USING", "notebooks/profiles/README", "mee_utils/README"],
     "The repository": ["DATA", *CARDS, "CONTRIBUTING", "CHANGELOG"],

@@ -52,9 +52,8 @@ def update() -> None:
 
 def pages() -> dict[str, str]:
     """The text of every generated page, by its path in the repository."""
-    behind = {
-        f"figures/results/{name}.md": page(name) for name in ("ledger", "rules", "published", "bugs", "speed")
-    }
+    names = ("ledger", "rules", "published", "bugs", "speed", "referees")
+    behind = {f"figures/results/{name}.md": page(name) for name in names}
     data = json.dumps(as_data(), indent=1, ensure_ascii=False) + "\n"
     front = {"README.md": readme(), "RESULTS.md": page("results"), "CITATION.cff": citation()}
     front["notebooks/try.py"] = try_script()
