@@ -2,7 +2,7 @@
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make test-all     these, and what takes a browser, a package or a rehearsal, and drills of the tests themselves
 # make results      RESULTS.md, the numbers of README.md, DATA.md and the model cards, from the stored tables
-# make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
+# make explorer     one page on which thresholds move and outputs follow
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet    PROFILE, DATA, PART="one decision", DEVICE=cpu
 # make measure      decodes with every rule again; hours (05, 06, 08, 09 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make data         the corpora of a profile, from their publishers      PROFILE=real  DATA=folder (by default: data)
@@ -73,7 +73,7 @@ rehearse: $(INSTALLED)
 	@PYTHONPATH=. $(PYTHON) tests/rehearsal.py --profile $(PROFILE:small=paper_published) --shape $(SHAPE)
 
 explorer: $(INSTALLED)
-	@$(COMPANION) explorer $(OPTIONS)
+	@$(COMPANION) explorer
 
 bench: $(INSTALLED)
 	@$(PYTHON) -c 'import ctranslate2, economize' 2>/dev/null || $(PIP) '.[bench]'

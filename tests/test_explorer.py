@@ -17,11 +17,11 @@ from mee_utils import (
     explore,
     explore_trace,
     generate,
-    load_classifier,
     load_model,
     load_task,
     trace,
 )
+from mee_utils.analysis.explorer import Explorer
 from mee_utils.analysis.explorer_runs import ALL, DIFFERS
 from mee_utils.common.files import PACKAGE
 from mee_utils.common.html import SHOWN, shaded, table
@@ -169,34 +169,22 @@ def test_levels_and_model_are_checked(model):
             call()
 
 
-def test_the_page_of_a_profile_has_its_models_and_trained_rules(tmp_path, monkeypatch):
-    def shipped(self, models, seeds):  # without comparing what they were trained on, which takes long
-        path = PACKAGE / "checkpoints/small/classifiers/calm-three_hidden-consistency-0.safetensors"
-        return {("calm", "three_hidden", "consistency"): [load_classifier(path, models["calm"])]}
-
+def test_the_page_shows_our_own_sentences_and_exits_that_are_wrong(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    few = {"MODELS": ("calm",), "SENTENCES": 1, "EXPLORED": ("hidden_similarity", "three_hidden")}
-    for name, value in {**few, "explore": partial(explore, levels=2)}.items():
-        monkeypatch.setattr(explorer_page, name, value)
-    monkeypatch.setattr(explorer_page.Experiment, "classifiers", shipped)
+    monkeypatch.setattr(explorer_page, "MODELS", ("calm",))
+    monkeypatch.setattr(explorer_page, "EXPLORED", ("softmax_margin",))
+    monkeypatch.setattr(explorer_page, "explore", partial(explore, levels=3))
+    pages = []
+    monkeypatch.setattr(explorer_page, "Explorer", lambda runs: pages.append(runs) or Explorer(runs))
     (tmp_path / "build" / "site").mkdir(parents=True)
-    page = explorer_page.write("small")
+    page = explorer_page.write()
     assert page == tmp_path / "build" / "site" / "explorer.html"
-    for name in ("question answering", "summarization", "translation", "classifier on three states (MEE)"):
-        assert name in page.read_text(encoding="utf-8")
-
-
-def test_the_sentences_of_the_page_exit_at_different_layers_and_are_short(model):
-    task = load_task("translation", limit=8)
-    (chosen,) = explorer_page.worth_looking_at(model, {"translation": task}).values()
-    policy = ExitPolicy("softmax_margin", threshold=0.9, min_layer=1)
-    out = generate(model, task.inputs, policy, max_new_tokens=explorer_page.MAX_NEW_TOKENS)
-    spread = {
-        text: np.std(layers) if len(layers) <= explorer_page.LONGEST else 0.0
-        for text, layers in zip(task.inputs, out.exit_layers, strict=True)
-    }
-    assert len(chosen) == explorer_page.SENTENCES
-    assert min(spread[text] for text in chosen) >= max(v for text, v in spread.items() if text not in chosen)
+    shown = page.read_text(encoding="utf-8")
+    for name, sentences in explorer_page.SENTENCES.items():
+        assert name in shown and len(sentences) >= 2
+    of_first = [run for run in pages[0] if run["input"] == explorer_page.SENTENCES["translation"][0]]
+    assert any("Deux hommes réparent le toit" in run["text"] for run in of_first)
+    assert {run["same"] for run in of_first if run["exits"] == "taken"} == {True, False}
 
 
 def test_objects_show_themselves(model):

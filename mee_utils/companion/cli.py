@@ -94,7 +94,7 @@ def explorer(options) -> str:
     """Writes the explorer: one page on which thresholds move, exits follow and outputs change."""
     from .explorer_page import write
 
-    return f"explorer: {write(options.profile, options.data)}"
+    return f"explorer: {write()}"
 
 
 def suitability(options) -> str | None:
@@ -290,7 +290,7 @@ def new_parser() -> Parser:
     command.add_argument("name", help="of the notebook")
     command.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[])
     add(data, profile)
-    add(explorer, profile)
+    add(explorer)
     _add_suitability_options(add(suitability))
     _add_training_options(add(train_exits))
     _add_row_options(add(row, profile))

@@ -1,55 +1,44 @@
-"""The explorer of a profile (`make explorer`): its models, three held-out sentences a task, four rules."""
+"""The explorer (`make explorer`): the models of real text on sentences of our own; those of the corpora may not be shown."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from ..analysis.explorer import Explorer, explore
-from ..tasks.loading import Task
 from .catalogue import RULES
-from .experiment import Experiment
+from .inputs import load_profile_model
+from .profiles import load_profile
 from .results import build_root
 
 MODELS = ("calm", "vanilla")
-EXPLORED = ("softmax_margin", "hidden_similarity", "rising_top1", "three_hidden")
-SENTENCES = 3  # of each task
-CANDIDATES = 24  # of which these are chosen
-LONGEST = 20  # tokens of an output that fits on the screen
-MAX_NEW_TOKENS = 48
+EXPLORED = ("softmax_margin", "hidden_similarity", "rising_top1")
+MAX_NEW_TOKENS = 40
+SENTENCES = {
+    "translation": [
+        "translate English to French: Two men are repairing the roof of an old house.",
+        "translate English to French: A little girl in a red dress is playing on the beach.",
+        "translate English to French: A brown dog jumps over a fence while its owner watches.",
+    ],
+    "question answering": [
+        "question: In which city? context: will it rain in Madrid tomorrow afternoon",
+        "question: Which restaurant type? context: book a table at a pizza place in Lyon for four people",
+        "question: Which artist? context: add a song by Nina Simone to my evening playlist",
+    ],
+    "summarization": [
+        "summarize: #Person1#: My phone does not charge any more. #Person2#: Have you tried another cable? "
+        "#Person1#: Yes, three of them. #Person2#: Then the battery is broken.",
+        "summarize: #Person1#: Did you book the train to Rome? #Person2#: Yes, it leaves at nine. "
+        "#Person1#: Good. I will bring breakfast. #Person2#: Please bring coffee, too.",
+    ],
+}
 
 
-def write(profile: str, data: str | None = "") -> Path:
+def write() -> Path:
     """Writes `explorer.html` into the site, if that has been made, else into `build`."""
-    experiment = Experiment(None, profile, data)
-    models = experiment.models([name for name in MODELS if name in experiment.backbones])
-    trained = experiment.classifiers(models, seeds=[0])
-    tasks = worth_looking_at(next(iter(models.values())), experiment.tasks(CANDIDATES))
+    profile = load_profile("real")
+    policies = {RULES[rule].label: RULES[rule].policy(0.9, {"min_layer": 1}, {}) for rule in EXPLORED}
     runs = []
-    for name, model in models.items():
-        classifiers = {
-            rule: classifier
-            for (trained_for, rule, target), (classifier,) in trained.items()
-            if (trained_for, target) == (name, "consistency")
-        }
-        policies = {
-            RULES[rule].label: RULES[rule].policy(0.9, {"min_layer": 1}, classifiers) for rule in EXPLORED
-        }
-        runs += explore(model, tasks, policies, max_new_tokens=MAX_NEW_TOKENS).runs
+    for name in MODELS:
+        model = load_profile_model(profile, name)
+        runs += explore(model, SENTENCES, policies, max_new_tokens=MAX_NEW_TOKENS).runs
     site = build_root() / "site"
     folder = site if site.is_dir() else build_root()
     return Explorer(runs).save(folder / "explorer.html")
-
-
-def worth_looking_at(model, tasks: Mapping[str, Task]) -> dict[str, list[str]]:
-    """Of each task the inputs whose output tokens exit at the most different layers; short outputs only."""
-    from ..decoding.generation import generate  # loads torch
-
-    policy = RULES["softmax_margin"].policy(0.9, {"min_layer": 1})
-    chosen = {}
-    for name, task in tasks.items():
-        out = generate(model, task.inputs, policy, max_new_tokens=MAX_NEW_TOKENS)
-        spreads = [np.std(layers) if len(layers) <= LONGEST else 0.0 for layers in out.exit_layers]
-        best = np.argsort(spreads, kind="stable")[::-1][:SENTENCES]
-        chosen[name] = [task.inputs[number] for number in best]
-    return chosen
