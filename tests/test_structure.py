@@ -216,7 +216,8 @@ def test_every_folder_of_the_top_level_has_its_reason():
     licences = {"LICENSE", "LICENSES", "REUSE.toml"}
     readers = {"CITATION.cff", ".zenodo.json", "CHANGELOG.md", "CONTRIBUTING.md"}
     hosts = {".ci", ".github", ".devcontainer", "binder", ".gitignore", ".gitattributes"}
-    assert top_level() == companion | results_and_commands | licences | readers | hosts
+    archives = {"Dockerfile", ".dockerignore", "reproduce.sh"}
+    assert top_level() == companion | results_and_commands | licences | readers | hosts | archives
 
 
 def top_level():

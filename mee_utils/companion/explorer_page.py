@@ -1,4 +1,4 @@
-"""The explorer (`make explorer`): the models of real text on sentences of our own; those of the corpora may not be shown."""
+"""The explorer (`make explorer`): models of real text on sentences of our own; no corpus may be shown."""
 
 from pathlib import Path
 
