@@ -381,7 +381,7 @@ if len(one):
 # long for everyone, copies at most eight. Exits that are not verified decide by the softmax margin, at 0.9.
 
 # %%
-adapted = ["original", "vanilla", "calm"]
+adapted = ["base", "vanilla", "calm"]
 wanted = pd.DataFrame(product(adapted, ["float32", "bfloat16"]), columns=["model", "dtype"])
 published = read_timings("causal", wanted, "smollm2")
 
