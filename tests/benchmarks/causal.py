@@ -29,7 +29,7 @@ from .clock import beside_first, in_random_order
 PART = "causal"
 # what identifies lines
 KEYS = ("profile", "task", "model", "dtype", "decoder", "way", "exit_layer")
-PROMPTS = 50
+PROMPTS = 32
 LAYERS = (8, 16, 24)  # at which the shipped adapter was trained to exit
 DRAFTED = 3  # tokens at most, before the last layer verifies
 THRESHOLD = 0.9  # of the softmax margin, where exits are not verified
@@ -224,7 +224,7 @@ def timed(these: list[Contender], task: Task) -> pd.DataFrame:
     """One row a contender, beside the first: its speed, whether its outputs are the same, what they score.
 
     `acceptance` is the share of verified drafts that the last layer accepts, `flops_share` that of the
-    decoder's FLOPs at our full depth. Intervals are over prompts, paired.
+    decoder's FLOPs a token at our full depth. Intervals are over prompts, paired.
     """
 
     def run(contender: Contender) -> Callable[[int], tuple[Decoded, float]]:
@@ -261,7 +261,8 @@ def timed(these: list[Contender], task: Task) -> pd.DataFrame:
         prompts=len(task),
     )
     full = (table.decoder == "ours") & (table.way == FULL)
-    table["flops_share"] = sums.flops / sums.flops[full].item()
+    of_a_token = sums.flops / tokens.sum(axis=0)
+    table["flops_share"] = of_a_token / of_a_token[full].item()
     again = table.loc[table.way == AGAIN_FULL, ["speed", "low", "high"]].iloc[0]
     return table[table.way != AGAIN_FULL].assign(**dict(zip(AGAIN, again, strict=True)))
 
@@ -272,7 +273,8 @@ def run(experiment: Experiment, progress: Callable[[str], None]) -> Iterator[pd.
     length = profile.results.max_new_tokens
     (task,) = load_tasks(profile, "test", PROMPTS, next(iter(profile.corpora)))
     (choices,) = load_tasks(profile, "choices", only=task.name)
-    for dtype, name in product(PRECISIONS, experiment.backbones):
+    names = sorted(experiment.backbones, key=lambda name: name != MAIN_MODEL)
+    for dtype, name in product(PRECISIONS, names):
         progress(f"{profile.name}, {name}, {task.name}, {dtype}")
         model = load_profile_model(profile, name, dtype, task.name)
         planned = plans(model, choices.inputs, length)

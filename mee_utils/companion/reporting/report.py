@@ -128,7 +128,7 @@ def ledger(paper: str) -> str:
 @cache
 def numbers() -> dict[str, str]:
     """The numbers in the text, by name; of real text, and of CALM's model where no other is named."""
-    return _of_models() | _of_decisions() | _of_exits() | _of_ledger()
+    return _of_models() | _of_decisions() | _of_exits() | _of_smollm2() | _of_ledger()
 
 
 def real(name: str, **wanted) -> pd.DataFrame:
@@ -246,6 +246,31 @@ def _of_exits() -> dict[str, str]:
         "planned_calm": span(speed[MAIN_MODEL, PLANNED], times),
         "planned_large": span(simulated[PLANNED], times),
         "again": span(of_main[["again_low", "again_high"]].stack(), times),
+    }
+
+
+def _of_smollm2() -> dict[str, str]:
+    """When predictions of SmolLM2 settle, what it scores, and how fast it is decoded."""
+    settled = real("../smollm2/01_monotonicity/figure_1_settled", task="summarization", layer=24)
+    final = {f"smollm2_final_{row.model}": percent(row.share) for row in settled.itertuples()}
+    scores = {name: report_tables.score_of_smollm2(name) for name in ("base", "vanilla", MAIN_MODEL)}
+    decoded = real("../smollm2/01_monotonicity/replay_against_decoding", task="summarization")
+    oracle = decoded.set_index("policy").loc["oracle"]
+    peers = report_tables.causal_lines(MAIN_MODEL, "float32").set_index(["decoder", "way"]).sort_index()
+    times = "{:.2f}".format
+    drafts = peers.loc[("ours", "exits at a layer, verified")]
+    theirs = peers.loc[("transformers", "exits at a layer, verified")]
+    return {
+        **final,
+        **{f"smollm2_score_{name}": f"{score:.1f}" for name, score in scores.items()},
+        "smollm2_cost": f"{scores['vanilla'] - scores[MAIN_MODEL]:.1f}",
+        "smollm2_oracle_keeps": percent(oracle.score / oracle.full_score),
+        "smollm2_oracle_flops": percent(oracle.flops_share),
+        "smollm2_full": times(peers.loc[("ours", "full depth")].speed.item()),
+        "smollm2_copies": times(peers.loc[("ours", "copies, verified")].speed.item()),
+        "smollm2_drafts": span(drafts.speed, times),
+        "smollm2_theirs": span(theirs.speed, times),
+        "smollm2_accepted": span(drafts.acceptance),
     }
 
 

@@ -7,7 +7,7 @@ then those of synthetic data.
 import numpy as np
 import pandas as pd
 
-from ...common.files import ROOT
+from ...common.files import PACKAGE, ROOT, read_json
 from .. import published_numbers
 from ..catalogue import BASELINE, MAIN_MODEL, RULES, SHALLOW
 from ..figures import label
@@ -21,6 +21,10 @@ QUALITY = 0.99
 KEYS = ["data", "task"]
 PERCENT = "{:.0%}".format
 NONE = "–"
+LOSSLESS_WAYS = (  # of decoding SmolLM2, as tables have them
+    *("full depth", "copies, verified", "copies, exits or both, planned"),
+    *("exits by a rule, verified", "exits at a layer, verified"),
+)
 DRAFTS = {VERIFIED: "exits", COPIES: "copies of the input", PLANNED: "copies, exits or both, planned"}
 
 
@@ -402,6 +406,56 @@ def _steps(rows: pd.DataFrame, columns: str) -> pd.DataFrame:
     shown = (steps.map("{:.3g}".format) + ratio).rename("cell").reset_index()
     table = across(shown, ["dtype", "batch", "what"], columns, "cell").fillna("not timed")
     return table.rename(columns={"what": "decoder"})
+
+
+def score_of_smollm2(name: str) -> float:
+    """ROUGE-L of a model of profile `smollm2` at full depth, as it was measured once."""
+    manifest = read_json(PACKAGE / "checkpoints" / "smollm2" / name / "manifest.json")
+    return manifest["scores"]["summarization"]["rougeL"]
+
+
+def smollm2() -> pd.DataFrame:
+    """What training changes in SmolLM2: its score, and how early layers predict what the last one does."""
+    folder = FIGURES / "smollm2"
+    settled = pd.read_csv(folder / "01_monotonicity" / "figure_1_settled.csv")
+    settled = settled.query("task == 'summarization'").set_index(["model", "layer"]).share.map(PERCENT)
+    agrees = pd.read_csv(folder / "03_pruning" / "confidence_and_accuracy.csv")
+    agrees = agrees.query("task == 'summarization'").set_index(["model", "layer"]).accuracy.map(PERCENT)
+    rows = []
+    for name, words in {
+        "base": "as published",
+        "vanilla": "last layer's loss",
+        "calm": "CALM's loss",
+    }.items():
+        row = {"trained further with": words, "ROUGE-L": f"{score_of_smollm2(name):.1f}"}
+        row |= {f"layer {layer} agrees with the last": agrees[name, layer] for layer in (8, 16, 24)}
+        row |= {f"final after layer {layer}": settled[name, layer] for layer in (8, 16, 24)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def beside_peers() -> pd.DataFrame:
+    """How fast SmolLM2 with CALM's loss is decoded, `generate` of `transformers` being 1."""
+    rows = pd.concat(causal_lines(MAIN_MODEL, dtype).assign(dtype=dtype) for dtype in ("float32", "bfloat16"))
+    layer = rows.exit_layer.map(" ({:.0f})".format, na_action="ignore").fillna("")
+    rows = rows.assign(way=rows.way + layer, cell=with_range(rows, "speed", "low", "high"))
+    table = across(rows, ["way", "decoder"], "dtype", "cell").fillna("not timed")
+    single = rows[rows.dtype == "float32"].set_index(["way", "decoder"])
+    at = pd.MultiIndex.from_frame(table[["way", "decoder"]])
+    table["drafts accepted"] = single.acceptance[at].map(PERCENT, na_action="ignore").fillna("").to_numpy()
+    table["ROUGE-L kept"] = single.kept[at].map(PERCENT).to_numpy()
+    return table
+
+
+def causal_lines(model: str, dtype: str) -> pd.DataFrame:
+    """The lines of `causal.csv` of a model in a precision, verified ways first."""
+    rows = one_machine(pd.read_csv(BENCH / "causal.csv"))
+    rows = rows[(rows.model == model) & (rows.dtype == dtype)]
+    ways = dict.fromkeys([*LOSSLESS_WAYS, *rows.way])
+    ranks = rows.way.map({way: number for number, way in enumerate(ways)})
+    decoders = rows.decoder.map({"ours": 0, "transformers": 1, "economize": 2})
+    ranked = rows.assign(rank=ranks, by=decoders).sort_values(["rank", "exit_layer", "by"], kind="stable")
+    return ranked.drop(columns=["rank", "by"])
 
 
 def _bench(name: str) -> pd.DataFrame:
