@@ -182,9 +182,8 @@ def _of_decisions() -> dict[str, str]:
     pruned = real("03_pruning/complete_table", reduction="fixed").set_index("model")
     questions = real("03_pruning/complete_table", model="vanilla", task="question_answering")
     vanilla = questions.set_index("reduction").retained
-    decision = (
-        report_tables.decoder_lines("one decision").query("shape == 't5-large'").set_index("what")["median"]
-    )
+    decisions = report_tables.decoder_lines("one decision").query("shape == 't5-large'")
+    decision = decisions.set_index("what")["median"].map("{:.2f}".format)
     rows = real("05_mee_classifiers/ranking", model=MAIN_MODEL, target="consistency")
     area = rows.groupby(["rule", "task"]).roc_area.mean().groupby("rule").mean()
     oracle = real("08_results/limits_at_equal_flops")
@@ -258,6 +257,7 @@ def _of_smollm2() -> dict[str, str]:
     oracle = decoded.set_index("policy").loc["oracle"]
     peers = report_tables.causal_lines(MAIN_MODEL, "float32").set_index(["decoder", "way"]).sort_index()
     times = "{:.2f}".format
+    full = peers.loc[("ours", "full depth")].speed.item()
     drafts = peers.loc[("ours", "exits at a layer, verified")]
     theirs = peers.loc[("transformers", "exits at a layer, verified")]
     return {
@@ -265,11 +265,14 @@ def _of_smollm2() -> dict[str, str]:
         **{f"smollm2_score_{name}": f"{score:.1f}" for name, score in scores.items()},
         "smollm2_cost": f"{scores['vanilla'] - scores[MAIN_MODEL]:.1f}",
         "smollm2_oracle_keeps": percent(oracle.score / oracle.full_score),
+        "smollm2_oracle_loses": percent(1 - oracle.score / oracle.full_score),
         "smollm2_oracle_flops": percent(oracle.flops_share),
-        "smollm2_full": times(peers.loc[("ours", "full depth")].speed.item()),
-        "smollm2_copies": times(peers.loc[("ours", "copies, verified")].speed.item()),
-        "smollm2_drafts": span(drafts.speed, times),
+        "smollm2_full": times(full),
+        "smollm2_generate": times(1 / full),
+        "smollm2_copies": times(peers.loc[("ours", "copies, verified")].speed.item() / full),
+        "smollm2_drafts": span(drafts.speed / full, times),
         "smollm2_theirs": span(theirs.speed, times),
+        "smollm2_ours": span(drafts.speed, times),
         "smollm2_accepted": span(drafts.acceptance),
     }
 
