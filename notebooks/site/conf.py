@@ -16,7 +16,8 @@ from math_core import LatexToMathML
 from mee_utils.companion.address import HOST, repository
 
 ROOT = Path(__file__).parents[2]
-DATA = {"notebooks": "on synthetic data", "real": "on real text"}  # folder of a chapter -> what it was run on
+# folder of a chapter -> what it was run on
+DATA = {"notebooks": "on synthetic data", "real": "on real text", "smollm2": "with SmolLM2"}
 EXPLORER = ROOT / "build" / "explorer.html"  # of `make explorer`
 NO_EXPLORER = "<!doctype html><title>Explorer</title><p>Run <code>make explorer</code>: it writes this page."
 CARDS = [f"mee_utils/checkpoints/{name}/README" for name in ("small", "real", "smollm2")]
