@@ -263,7 +263,6 @@ def _of_smollm2() -> dict[str, str]:
     return {
         **final,
         **{f"smollm2_score_{name}": f"{score:.1f}" for name, score in scores.items()},
-        "smollm2_cost": f"{scores['vanilla'] - scores[MAIN_MODEL]:.1f}",
         "smollm2_oracle_keeps": percent(oracle.score / oracle.full_score),
         "smollm2_oracle_loses": percent(1 - oracle.score / oracle.full_score),
         "smollm2_oracle_flops": percent(oracle.flops_share),

@@ -21,10 +21,8 @@ QUALITY = 0.99
 KEYS = ["data", "task"]
 PERCENT = "{:.0%}".format
 NONE = "–"
-LOSSLESS_WAYS = (  # of decoding SmolLM2, as tables have them
-    *("full depth", "copies, verified", "copies, exits or both, planned"),
-    *("exits by a rule, verified", "exits at a layer, verified"),
-)
+PLANNED_WAYS = ("copies, exits or both, planned", "exits by a rule, verified")  # of decoding SmolLM2
+LOSSLESS_WAYS = ("full depth", "copies, verified", *PLANNED_WAYS, "exits at a layer, verified")
 DRAFTS = {VERIFIED: "exits", COPIES: "copies of the input", PLANNED: "copies, exits or both, planned"}
 
 
@@ -364,19 +362,24 @@ def simulated() -> pd.DataFrame:
 def decoder_lines(group: str, folder: str = "") -> pd.DataFrame:
     """The lines of one group of `decoder.csv`, of the machine that timed most of them."""
     rows = pd.read_csv(BENCH / folder / "decoder.csv", keep_default_na=False)
-    rows = one_machine(rows[rows.group == group])
+    return one_machine(rows[rows.group == group])
+
+
+def _after_shares(rows: pd.DataFrame) -> pd.Series:
+    """What is timed, exit layers given as shares of the depth, so that shapes can be compared."""
     last = rows.what.str.extract("each fourth at ([0-9]+)")[0].astype(float)
     depth = last.groupby(rows["shape"]).transform("max")
     layer = rows.what.str.extract("(?:leave at layer|leave at) ([0-9]+)")[0].astype(float)
     share = (layer / depth).map(lambda depth: f"after {depth:.0%} of the layers")
     all_leave = rows.what.str.startswith("all tokens")
     named = ("all tokens leave " + share).where(all_leave, "leave " + share + ", each fourth at the end")
-    return rows.assign(what=rows.what.mask(layer.notna(), named))
+    return rows.what.mask(layer.notna(), named).replace({rule: label(rule) for rule in RULES})
 
 
 def decoder(group: str) -> pd.DataFrame:
     """A group of `decoder.csv`: medians, a column for each shape, without what all lines have in common."""
-    rows = decoder_lines(group).replace({"what": {rule: label(rule) for rule in RULES}})
+    rows = decoder_lines(group)
+    rows = rows.assign(what=_after_shares(rows))
     index = ["dtype", "batch", "what", "unit", "against"]
     differ = [name for name in index if rows[name].nunique() > 1]
     shown = rows.assign(cell=rows["median"].map("{:.2f}".format))
@@ -436,9 +439,11 @@ def smollm2() -> pd.DataFrame:
 
 def beside_peers() -> pd.DataFrame:
     """How fast SmolLM2 with CALM's loss is decoded, `generate` of `transformers` being 1."""
-    rows = pd.concat(causal_lines(MAIN_MODEL, dtype).assign(dtype=dtype) for dtype in ("float32", "bfloat16"))
+    rows = pd.concat(causal_lines(MAIN_MODEL, dtype) for dtype in ("float32", "bfloat16"))
     layer = rows.exit_layer.map(" ({:.0f})".format, na_action="ignore").fillna("")
-    rows = rows.assign(way=rows.way + layer, cell=with_range(rows, "speed", "low", "high"))
+    planned = rows.way.isin(PLANNED_WAYS) & rows.acceptance.isna()
+    cell = with_range(rows, "speed", "low", "high").mask(planned, "no drafts: as full depth")
+    rows = rows.assign(way=rows.way + layer, cell=cell)
     table = across(rows, ["way", "decoder"], "dtype", "cell").fillna("not timed")
     single = rows[rows.dtype == "float32"].set_index(["way", "decoder"])
     at = pd.MultiIndex.from_frame(table[["way", "decoder"]])
