@@ -58,7 +58,7 @@ class Decoded(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """Who decodes, in which way, at which layer if at one; `decode` takes a prompt."""
+    """A decoder, how it drafts or exits, and at which layer where that is fixed; `decode` takes a prompt."""
 
     decoder: str
     way: str
