@@ -120,6 +120,17 @@ def test_what_cannot_be_trained_is_said(folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_an_adapter_is_merged_in_single_precision_and_rounded_once(folder, tmp_path):
+    adapter = trained(folder, tmp_path / "adapter", tokens=300)
+    exact = load_model(folder, adapter=adapter).network
+    rounded = load_model(folder, adapter=adapter, dtype="bfloat16").network
+    assert {weight.dtype for weight in rounded.parameters()} == {torch.bfloat16}
+    for name, weight in exact.named_parameters():
+        assert torch.equal(weight.bfloat16(), rounded.get_parameter(name)), name
+    for name, buffer in exact.named_buffers():  # rotary frequencies: never rounded
+        assert torch.equal(buffer, rounded.get_buffer(name)), name
+
+
 def test_an_adapter_of_other_weights_is_refused(folder, tokenizer, tmp_path):
     adapter = trained(folder, tmp_path / "adapter", tokens=300)
     other = tmp_path / "other"

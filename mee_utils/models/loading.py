@@ -156,8 +156,12 @@ def load_model(
     network, tokenizer = read_checkpoint(source, revision, dtype, device, FAMILIES, tokenizer)
     if tokenizer.pad_token_id is None:  # padding is masked: any token will do
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(network.config.pad_token_id or 0)
-    if adapter is not None:
-        network = merged_adapter(network, adapter, weights_fingerprint(network).sha256)
+    if adapter is not None:  # merged in single precision, and rounded once
+        exact = network
+        if network.dtype != torch.float32:
+            exact, _ = read_checkpoint(source, revision, torch.float32, device, FAMILIES, tokenizer)
+        merged = merged_adapter(exact, adapter, weights_fingerprint(exact).sha256)
+        network.load_state_dict(merged.state_dict())
     return Model(
         network=network,
         tokenizer=tokenizer,
