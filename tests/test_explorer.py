@@ -12,6 +12,7 @@ from vl_convert import javascript_bundle, vegalite_to_svg
 
 from mee_utils import (
     AnyModel,
+    Copies,
     ExitPolicy,
     MeeError,
     explore,
@@ -22,7 +23,7 @@ from mee_utils import (
     trace,
 )
 from mee_utils.analysis.explorer import Explorer
-from mee_utils.analysis.explorer_runs import ALL, DIFFERS
+from mee_utils.analysis.explorer_runs import AGREES, ALL, DIFFERS
 from mee_utils.common.files import PACKAGE
 from mee_utils.common.html import SHOWN, shaded, table
 from mee_utils.companion import drawing, explorer_page
@@ -35,6 +36,8 @@ POLICIES = {
     "patience": ExitPolicy("patience", min_layer=1),
     "pruned": ExitPolicy(pruning="fixed", top_k=8, min_layer=1),
 }
+VERIFY = {"propagation": "verify", "max_draft": 3}
+WAYS = {"taken": {}, "verified": VERIFY, "verified, copies first": VERIFY | {"copies": Copies()}}
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +60,13 @@ def test_every_level_of_every_choice_is_one_run(explorer):
     for run in explorer.runs:
         key = run["rule"], run["sentence"], run["exits"]
         levels[key] = levels.get(key, []) + run["levels"]
-    assert len(levels) == len(POLICIES) * 3 * 2 and all(found == [0, 1, 2, 3] for found in levels.values())
+    assert len(levels) == len(POLICIES) * 3 * len(WAYS)
+    assert all(found == [0, 1, 2, 3] for found in levels.values())
 
 
-@pytest.mark.parametrize("exits", ["taken", "verified"])
+@pytest.mark.parametrize("exits", WAYS)
 def test_runs_are_what_generate_gives_at_their_thresholds(model, explorer, exits):
-    settings = {} if exits == "taken" else {"propagation": "verify", "max_draft": 3}
+    settings = WAYS[exits]
     for run, threshold in runs_of(explorer, exits):
         policy = replace(POLICIES[run["rule"]].at_threshold(threshold), **settings)
         found, full = (generate(model, run["input"], p, max_new_tokens=LENGTH) for p in (policy, None))
@@ -83,13 +87,13 @@ def test_some_exits_are_wrong_here_and_some_tokens_do_not_exit(explorer):
     assert len(fates) == 3 and any(not run["same"] for run in explorer.runs)
 
 
-@pytest.mark.parametrize("exits", ["taken", "verified"])
+@pytest.mark.parametrize("exits", WAYS)
 def test_a_token_leaves_at_the_first_layer_that_is_sure_enough(explorer, model, exits):
     for run, threshold in runs_of(explorer, exits):
         for layer, fate, sure in zip(run["layer"], run["fate"], run["confidence"], strict=True):
-            assert all(value is None or value <= threshold + 1e-4 for value in sure[: layer - 1])
+            assert all(value is None or value <= threshold + 1e-4 for value in sure[: max(layer - 1, 0)])
             assert (layer == model.layers) == (fate == ALL)
-            assert fate == ALL or sure[layer - 1] >= threshold - 1e-4
+            assert fate == ALL or layer == 0 or sure[layer - 1] >= threshold - 1e-4
             assert not any(sure[layer:])  # layers behind an exit decide nothing
 
 
@@ -102,7 +106,20 @@ def test_the_layer_that_is_left_says_the_token(explorer):
 def test_nothing_exits_at_the_last_level_of_a_confidence(explorer):
     for run in explorer.runs:
         if run["rule"] != "patience" and 3 in run["levels"]:
-            assert set(run["fate"]) == {ALL} and (run["same"] or run["rule"] == "pruned")
+            copied = run["exits"] == "verified, copies first"
+            fates = {fate for fate, layer in zip(run["fate"], run["layer"], strict=True) if layer}
+            assert (fates == {ALL} or copied) and (run["same"] or run["rule"] == "pruned")
+            assert copied or 0 not in run["layer"]
+
+
+def test_some_copied_tokens_are_kept(explorer):
+    kept = [
+        run["fate"][place] == AGREES
+        for run, _ in runs_of(explorer, "verified, copies first")
+        for place, layer in enumerate(run["layer"])
+        if layer == 0
+    ]
+    assert any(kept)
 
 
 @pytest.mark.parametrize("level", [0, 3])

@@ -1,8 +1,9 @@
 """The explorer: move a threshold and see, token by token, where a sentence exits and what it predicts.
 
-Each sentence is decoded for real at every threshold of the slider, with exits as they are and with exits
-verified. Only layers behind an exit, which were not run, show what full depth would predict. Of models that
-are not decoded with exits here a trace is replayed (`explorer_replay`). The page needs no server.
+Each sentence is decoded for real at every threshold of the slider: with exits as they are, with exits
+verified, and with copies of the input verified before them (a copied token has layer 0). Only layers behind
+an exit, which were not run, show what full depth would predict. Of models that are not decoded with exits
+here a trace is replayed (`explorer_replay`). The page needs no server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from ..common.files import PACKAGE, check_file, complete_file, read_yaml
 from ..decoding.cache import on_host
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
+from ..decoding.outputs import Drafts
 from ..decoding.token import confidence_of
+from ..exits.copies import Copies
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
@@ -33,7 +36,7 @@ from ..traces.replay import check_policy
 from ..traces.trace import Trace
 from ..traces.tracing import trace
 from .explorer_replay import replayed_runs
-from .explorer_runs import TAKEN, VERIFIED, fate, merged_runs, threshold_levels
+from .explorer_runs import TAKEN, VERIFIED, WITH_COPIES, fate, merged_runs, threshold_levels
 from .monotonicity import token_text
 
 MAX_SENTENCES = 16
@@ -264,7 +267,9 @@ class _Decoding:
         def described(threshold: float) -> dict[str, list[dict]]:
             taken = policy.at_threshold(threshold)
             verified = replace(taken, propagation="verify", max_draft=max_draft)
-            return {TAKEN: self.described(taken), VERIFIED: self.described(verified)}
+            copying = replace(verified, copies=Copies())
+            ways = {TAKEN: taken, VERIFIED: verified, WITH_COPIES: copying}
+            return {way: self.described(policy) for way, policy in ways.items()}
 
         labels = [{**sentence, "model": self.model.name, "rule": rule} for sentence in self.sentences]
         return merged_runs(labels, threshold_levels(policy, confidences, levels), described)
@@ -288,17 +293,16 @@ class _Decoding:
         exit_layers = generation.exit_layers[number]
         drafts = generation.drafts[number] if generation.drafts else None
         said = full_depth.copy()  # up to the exit what was decoded, behind it full depth's
-        if drafts:  # a token that was drafted several times is shown as it was the last time
-            drafted = dict(zip(drafts.positions.tolist(), drafts.exit_layers.tolist(), strict=True))
-            layers = [drafted[position] for position in range(len(ids))]
+        if drafts:
+            layers, decided = _as_drafted_last(drafts, len(ids))
             agrees = np.array(layers) == exit_layers
         else:
-            layers = exit_layers.tolist()
+            layers = decided = exit_layers.tolist()
             agrees = np.array(ids) == full_depth[:, -1]
             said[np.arange(len(ids)), exit_layers - 1] = ids
         confidence = np.full(said.shape, None)  # None: nothing was decided
-        for position, exit_layer in enumerate(layers):
-            for layer in range(1, exit_layer + 1):
+        for position, last in enumerate(decided):
+            for layer in range(1, last + 1):
                 if (number, position, layer) in decisions:
                     seen, token_id = decisions[number, position, layer]
                     confidence[position, layer - 1] = round(seen, 4)
@@ -319,6 +323,19 @@ class _Decoding:
             "said": [[self.token_text(int(token_id)) for token_id in of_token] for of_token in said],
             "confidence": confidence.tolist(),
         }
+
+
+def _as_drafted_last(drafts: Drafts, length: int) -> tuple[list[int], list[int]]:
+    """The layer of each token of an output when it was last drafted, and up to which layer that was decided.
+
+    In a round of copies nothing is decided.
+    """
+    latest = dict(zip(drafts.positions.tolist(), range(len(drafts.positions)), strict=True))
+    runs = [latest[position] for position in range(length)]
+    layers = drafts.exit_layers[runs]
+    of_copies = drafts.in_round[drafts.exit_layers == 0]
+    decided = np.where(np.isin(drafts.in_round[runs], of_copies), 0, layers)
+    return layers.tolist(), decided.tolist()
 
 
 def _recorded(policy: ExitPolicy) -> tuple[ExitPolicy, Decisions]:

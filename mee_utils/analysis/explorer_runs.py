@@ -10,6 +10,7 @@ from ..exits.policy import ExitPolicy
 
 TAKEN = "taken"  # ways to exit: decoded, with exits as they are or verified, or replayed
 VERIFIED = "verified"
+WITH_COPIES = "verified, copies first"  # of the input (prompt look-up)
 REPLAYED = "replayed"
 
 # the fates of a token
