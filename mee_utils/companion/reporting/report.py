@@ -15,7 +15,7 @@ import pandas as pd
 
 from ...common.files import ROOT, complete_file
 from ..address import places, repository
-from ..catalogue import MAIN_MODEL, MEE_RULES
+from ..catalogue import BASELINE, MAIN_MODEL, MEE_RULES
 from ..figures import label
 from ..kinds import COPIES, PLANNED, SEVERAL, VERIFIED
 from ..result_tables import KEEPS_IT
@@ -165,11 +165,10 @@ def _of_models() -> dict[str, str]:
         "points_lost_mean": f"{lost.mean():.1f}",
         "points_lost_most": f"{lost.max():.1f}",
         "shallow_layers": str(shallow.decoder_layers.iloc[0]),
-        "shallow_keeps": percent(shallow.kept.mean()),
-        "shallow_keeps_least": percent(shallow.kept.min()),
+        "shallow_tasks": span(shallow.kept),
         "shallow_range": span(of_seeds.kept),
-        "shallow_flops": percent(shallow.flops.mean()),
-        "shallow_whole": percent(shallow.whole.mean()),
+        "shallow_flops": span(shallow.flops),
+        "shallow_whole": span(shallow.whole),
         "shallow_speed": span(speed, "{:.2f}".format),
         "later_by_similarity": f"{later.settled_from.mean_similarity:.1f}",
         "later_by_loss": f"{later.settled_from.loss:.1f}",
@@ -201,6 +200,8 @@ def _of_decisions() -> dict[str, str]:
         "oracle_keeps": percent(oracle.oracle.mean(), 1),
         "oracle_flops": percent(oracle.flops_share.mean()),
         "oracle_charged": percent(oracle.charged_flops.mean()),
+        "oracle_exact": percent(oracle.exact_flops.mean()),
+        "rule_keeps": span(oracle.rule_kept),
         "oracle_loss": percent(copied.consistency_loss.max()),
     }
 
@@ -214,8 +215,7 @@ def _of_exits() -> dict[str, str]:
     times = "{:.2f}".format
     certain = real("08_results/at_99_percent")
     saving = certain[(certain.verdict == KEEPS_IT) & (certain.flops_share < 1)]
-    rules = saving[saving.rule != "static"].groupby("task")
-    reliable, whole = rules.flops_share.min(), rules.whole_share.min()
+    reliable = saving[saving.rule != "static"].groupby("task").flops_share.min()
     of_vanilla = real("08_results/kept_of_vanilla").query("rule != 'static'")
     keeping = of_vanilla[(of_vanilla.of_vanilla_low >= QUALITY) & (of_vanilla.flops_share < 1)]
     exits = real("08_results/rivals").query(
@@ -223,18 +223,18 @@ def _of_exits() -> dict[str, str]:
     )
     timed = pd.read_csv(BENCH / "exits.csv").query("profile == 'real' and batch == 1")
     speed = timed.set_index(["model", "kind"]).speed.sort_index()
-    of_main = timed[timed.model == MAIN_MODEL]
     large = pd.read_csv(BENCH / "shapes.csv").query(
         "profile == 'real' and batch == 1 and shape == 't5-large'"
     )
     simulated = large.set_index("kind").speed.sort_index()
     several = large[large.kind == SEVERAL].set_index("task").speed
-    return {f"several_large_{task}": times(of_task) for task, of_task in several.items()} | {
+    by_task = {f"several_large_{task}": times(of_task) for task, of_task in several.items()}
+    by_task |= {f"rules_reliably_{task}": percent(of_task) for task, of_task in reliable.items()}
+    return by_task | {
         "rules_at_mean": percent(least.mean()),
         "rules_at_mean_whole": percent(least_whole.mean()),
-        "rules_reliably": percent(reliable.reindex(least.index).fillna(1).mean()),
-        "rules_reliably_whole": percent(whole.reindex(least.index).fillna(1).mean()),
         "reliable_pairs": str(len(of_vanilla)),
+        "tried_pairs": str((certain.rule != "static").sum()),
         "pairs_of_vanilla": str(len(keeping)),
         "exits_of_vanilla": span(exits.groupby("task").relative_flops.min()),
         "exits_of_vanilla_whole": span(exits.groupby("task").relative_whole.min()),
@@ -242,17 +242,17 @@ def _of_exits() -> dict[str, str]:
         "mee_saving": str(saving.rule.isin(MEE_RULES).sum()),
         "verified_calm": span(speed[MAIN_MODEL, VERIFIED], times),
         "copies_calm": span(speed[MAIN_MODEL, COPIES], times),
-        "planned_calm": span(speed[MAIN_MODEL, PLANNED], times),
+        "copies_vanilla": span(speed[BASELINE, COPIES], times),
         "planned_large": span(simulated[PLANNED], times),
-        "again": span(of_main[["again_low", "again_high"]].stack(), times),
+        "again": span(timed[timed.model == MAIN_MODEL].again, times),
     }
 
 
 def _of_smollm2() -> dict[str, str]:
     """When predictions of SmolLM2 settle, what it scores, and how fast it is decoded."""
-    settled = real("../smollm2/01_monotonicity/figure_1_settled", task="summarization", layer=24)
-    final = {f"smollm2_final_{row.model}": percent(row.share) for row in settled.itertuples()}
-    scores = {name: report_tables.score_of_smollm2(name) for name in ("base", "vanilla", MAIN_MODEL)}
+    agreeing = real("../smollm2/03_pruning/confidence_and_accuracy", task="summarization", layer=24)
+    agrees = {f"smollm2_agrees_{row.model}": percent(row.accuracy) for row in agreeing.itertuples()}
+    scores = {name: report_tables.score_of_smollm2(name) for name in ("vanilla", MAIN_MODEL)}
     decoded = real("../smollm2/01_monotonicity/replay_against_decoding", task="summarization")
     oracle = decoded.set_index("policy").loc["oracle"]
     peers = report_tables.causal_lines(MAIN_MODEL, "float32").set_index(["decoder", "way"]).sort_index()
@@ -261,7 +261,7 @@ def _of_smollm2() -> dict[str, str]:
     drafts = peers.loc[("ours", "exits at a layer, verified")]
     theirs = peers.loc[("transformers", "exits at a layer, verified")]
     return {
-        **final,
+        **agrees,
         **{f"smollm2_score_{name}": f"{score:.1f}" for name, score in scores.items()},
         "smollm2_oracle_keeps": percent(oracle.score / oracle.full_score),
         "smollm2_oracle_loses": percent(1 - oracle.score / oracle.full_score),
@@ -272,7 +272,6 @@ def _of_smollm2() -> dict[str, str]:
         "smollm2_drafts": span(drafts.speed / full, times),
         "smollm2_theirs": span(theirs.speed, times),
         "smollm2_ours": span(drafts.speed, times),
-        "smollm2_accepted": span(drafts.acceptance),
     }
 
 

@@ -139,7 +139,7 @@ def cheap_decisions() -> pd.DataFrame:
     area = area.groupby([*KEYS, "rule"]).roc_area.mean().unstack("rule")
     area = area.map("{:.3f}".format, na_action="ignore").fillna("too few tokens to rank")
     table = {
-        "decoder FLOPs, all tokens scored": spent.unpruned,
+        "decoder FLOPs, whole vocabulary scored": spent.unpruned,
         "decoder FLOPs, 64 tokens scored": spent.fixed,
         "output tokens changed by pruning": changed,
         "AUROC, margin": area.unpruned,
@@ -445,8 +445,11 @@ def beside_peers() -> pd.DataFrame:
     cell = with_range(rows, "speed", "low", "high").mask(planned, "no drafts: as full depth")
     rows = rows.assign(way=rows.way + layer, cell=cell)
     table = across(rows, ["way", "decoder"], "dtype", "cell").fillna("not timed")
+    table = table.rename(columns={dtype: f"`generate` = 1, {dtype}" for dtype in rows.dtype.unique()})
     single = rows[rows.dtype == "float32"].set_index(["way", "decoder"])
     at = pd.MultiIndex.from_frame(table[["way", "decoder"]])
+    beside_ours = single.speed / single.speed["full depth", "ours"]
+    table["our full depth = 1"] = beside_ours[at].map("{:.2f}".format).to_numpy()
     table["drafts accepted"] = single.acceptance[at].map(PERCENT, na_action="ignore").fillna("").to_numpy()
     table["ROUGE-L kept"] = single.kept[at].map(PERCENT).to_numpy()
     return table
