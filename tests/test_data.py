@@ -13,7 +13,7 @@ from publisher import UNDONE, served
 
 from mee_utils import MeeError, load_task
 from mee_utils.companion import profiles
-from mee_utils.companion.cli import main
+from mee_utils.companion.cli import main, new_parser
 from mee_utils.companion.profiles import load_profile, profile_names
 from mee_utils.companion.running import corpora
 from mee_utils.tasks.kinds import TASKS
@@ -306,6 +306,7 @@ def test_what_was_fetched_is_read_without_being_named(monkeypatch, small, tmp_pa
     source = load_profile("real").source("translation")
     assert load_task("translation", source=source, split="test").targets[0] == "à test 0"
     assert load_profile("real", "elsewhere").data == "elsewhere"
+    assert new_parser().parse_args(["notebook", "07_lossless"]).data is None, "else it stands in the notebook"
 
 
 @needs_corpora

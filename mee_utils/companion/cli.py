@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..common.errors import MeeError, check_choice, one_line
 from ..common.files import ROOT
-from .profiles import Profile, fetched_folder, is_file_name, load_profile
+from .profiles import Profile, is_file_name, load_profile
 from .results import build_root, output_root
 from .running import jobs, pipeline
 from .running.locks import own_folder
@@ -260,8 +260,7 @@ def profile_options() -> Parser:
 
     options = Parser(add_help=False)
     options.add_argument("--profile", type=named, default="small", help="a profile's name, or its file")
-    fetched = fetched_folder()
-    options.add_argument("--data", type=_full, default=fetched, help="folder of the profile's corpora")
+    options.add_argument("--data", type=_full, help="folder of the profile's corpora, by default data")
     return options
 
 
