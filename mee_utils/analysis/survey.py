@@ -109,7 +109,8 @@ def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.Dat
     for name, replayed in replays.items():
         if layer not in replayed.decision_layers:
             raise MeeError(f'"{name}" does not decide at layer {layer}: choose another layer.')
-        columns[name] = replayed.confidences[:, replayed.decision_layers.index(layer)]
+        # rounded, since what is equal but for the last digit has another order on another processor
+        columns[name] = replayed.confidences[:, replayed.decision_layers.index(layer)].round(12)
     return pd.DataFrame(columns).rank().corr()
 
 
