@@ -17,11 +17,11 @@
 #
 # $$p_t^l = \mathrm{softmax}\bigl(W\,n(h_t^l)\bigr), \qquad \hat y_t^{\,l} = \arg\max_v\, p_t^l(v).$$
 #
-# No token exits until *From curves to decoding*: these are the curves that exit rules have to work with.
+# No token exits yet (see *From curves to decoding* for that): these are the curves that exit rules have to work with.
 #
-# **Expectation, before running:** in the early layers, the share of final predictions is largest under CALM, then under
-# late-weighted, FREE and vanilla, because the objectives supervise these layers in that order. (The reason was a
-# mistake: late-weighted training does not supervise the early layers at all, and FREE supervises only one of them.)
+# **Expectation, before running:** in the early layers, the share of final predictions is largest under CALM, then
+# under late-weighted, FREE and vanilla, because the objectives supervise these layers in that order. (This reason was
+# wrong: late-weighted training does not supervise the early layers at all, and FREE supervises only one of them.)
 
 # %% needs=["traces"] tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -63,7 +63,7 @@ traces = {
 #
 # $$s_t = \min\,\{\,l : \hat y_t^{\,l} = \hat y_t^{\,l+1} = \dots = \hat y_t^{\,L}\,\}.$$
 #
-# This is what the whole chapter is about, so here it is in numpy. The library's function says the same.
+# This is what the whole chapter is about, so here it is in numpy. The library's function gives the same layers.
 
 
 # %%
@@ -80,8 +80,9 @@ for key, t in traces.items():
 
 # %% [markdown]
 # The curves show the share of tokens with $s_t \le l$. Tokens of one sequence are not independent, so the bootstrap
-# resamples sequences. Our *oracle*, which knows the last layer's prediction, exits at $s_t$. An earlier exit is
-# harmless only where a layer predicts the final token, later ones abandon it, and the last returns to it.
+# resamples sequences. Our *oracle*, which knows the last layer's prediction, exits at $s_t$. An exit before $s_t$ is
+# harmless only if its layer happens to predict the final token, which a later layer drops and the last one takes up
+# again.
 
 # %%
 stable = experiment.table(monotonicity.settled_by_layer, traces)
@@ -92,7 +93,7 @@ for axis, rows in panels:
     figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
     if "summarization" in rows.task.iloc[0]:  # the task of BigPatent
         look = {"color": figures.STYLES["calm"].colour, "markeredgecolor": "black", "markersize": 9}
-        axis.plot([layers / 6, layers / 3], [0.75, 0.90], "X", label="CALM as published", **look)
+        axis.plot([layers / 6, layers / 3], [0.75, 0.90], "X", label="CALM in MEE (12 layers)", **look)
     axis.set(ylabel="share of tokens", ylim=(-0.03, 1.03))
 experiment.save_figure(figure, "figure_1_settled", stable)
 
@@ -101,16 +102,18 @@ for name, shares in early.loc[models].iterrows():
     print(f"final after layer {third}, {name}:", *(f"{task} {share:.0%}," for task, share in shares.items()))
 
 # %% [markdown]
-# A third of the way up, 70 to 93 % of CALM's predictions are final, and 21 to 30 % of vanilla's; FREE and late-weighted
-# training are in between. MEE reports 75 % for CALM after layer 2 and 90 % after layer 4. Here the shares are 52 to 70 %
-# and 70 to 93 %. So the direction is reproduced, the published level only after layer 4 on question answering.
+# A third of the way up, 70 to 93 % of CALM's predictions are final, and 21 to 30 % of vanilla's; FREE and
+# late-weighted training are in between. MEE reports 75 % for CALM after layer 2 and 90 % after layer 4. Here the
+# shares are 52 to 70 % and 70 to 93 %. So the direction is reproduced, the published level is reached only after
+# layer 4, and only on question answering.
 #
-# Up to layer 3 the order is CALM, FREE, late-weighted, vanilla on every task, which is not the one expected. FREE has a
-# loss at layer 4, which the layers below have to serve; late-weighted training has none there. By layer 6 it has caught
-# up with CALM to within three points all the same.
+# Up to layer 3 the order is CALM, FREE, late-weighted, vanilla on every task, which is not the one expected. FREE has
+# a loss at layer 4, which the layers below have to serve; late-weighted training has none there. Even so, by layer 6
+# it is within three points of CALM.
 #
-# How many layers earlier do predictions become final than in vanilla? The mean of $s_t$, the difference to vanilla's
-# (paired, over the same inputs), and, for the models that were trained with more than one seed, the range over seeds.
+# How many layers earlier do predictions become final than in vanilla? The mean of $s_t$, the difference from
+# vanilla's (paired, over the same inputs), and, for the models that were trained with more than one seed, the range
+# over seeds.
 
 # %%
 depths = []
@@ -135,8 +138,9 @@ if len(seeds):
 display(pd.DataFrame(shown).reindex(shown["mean layer"].index).unstack("task").round(2))
 
 # %% [markdown]
-# CALM's predictions are final 3 to 5 layers earlier than vanilla's, on average over tokens. Another seed of the training
-# moves the mean by less than 0.2 layers. The order of the models is a property of the training objective.
+# CALM's predictions are final 3 to 5 layers earlier than vanilla's, on average over tokens. A second training seed
+# moves the mean by less than 0.2 layers (vanilla and CALM; the others have one seed). So the gap between these two
+# comes from the training objective, not from the seed.
 #
 # ## Figure 2: confidence in the final prediction
 #
@@ -163,19 +167,19 @@ for name in models:
     print(f"{name}: above one half from layer", *halves[name], "on, largest fall", *falls[name].round(3))
 
 # %% [markdown]
-# As published, CALM's mean confidence grows from layer to layer (it never falls by 0.005), and vanilla's rises late: it
-# passes one half at layer 8, CALM's at layer 3 or 4. FREE's dips after its exit on question answering and translation,
-# by up to 0.16, and not on summarization.
+# As published, CALM's mean confidence grows from layer to layer (it never falls by as much as 0.005), and vanilla's
+# rises late: it passes one half at layer 8, CALM's at layer 3 or 4. FREE's dips after its exit on question answering
+# and translation, by up to 0.16, and not on summarization.
 #
 # The spread over tokens is wide: half-way up, the standard deviation is 0.2 to 0.4. A mean says little about a single
 # token, so we look at some.
 #
 # ## Figure 3: individual tokens
 #
-# What the layers of the paper's three models predict, and with which probability. All must predict the same token, so
-# the reference is fed in here. We order the tokens of one task by the layer at which they settle in vanilla and show
-# those at the 10th, 50th and 90th percentile. Red: $s_t$. (A low line begins a word. The paper shows three tokens a
-# layer; these are in the table.)
+# What each layer of the paper's three models predicts, and with what probability. All models must predict the same
+# token, so the decoder is fed the reference here (teacher forcing). We order the tokens of one task by the layer at
+# which they settle in vanilla and show those at the 10th, 50th and 90th percentile. Red: $s_t$. (An underscore begins
+# a word. The paper shows three tokens a layer; these are in the table. Of a deep model every second layer is shown.)
 
 # %%
 shown_task = "translation" if "translation" in tasks else next(iter(tasks))
@@ -197,7 +201,7 @@ predicted = pd.concat(
 )
 
 # %%
-note = experiment.note(intervals=f"{figures.label(shown_task)}; shades: probabilities; red: the layer s")
+note = experiment.note(intervals=f"{figures.label(shown_task)}; shades: probabilities; red: where the prediction becomes final")
 figure, panels = figures.panels(
     predicted,
     "percentile",
@@ -207,27 +211,30 @@ figure, panels = figures.panels(
     height=1.7,
     per_line=1,
 )
+step = -(-layers // 15)  # of a deep model every second layer is shown
 for axis, rows in panels:
-    figures.predictions(axis, rows[rows["rank"] == 1])
+    figures.predictions(axis, rows[(rows["rank"] == 1) & (rows.layer % step == 0)])
     axis.set_yticklabels([figures.label(name) for name in shown_models])
     for line, t in enumerate(along.values()):
-        start = settled_from(t)[chosen[rows.percentile.iloc[0]]] - 1  # the left edge of its cell
+        start = (settled_from(t)[chosen[rows.percentile.iloc[0]]] - 1) // step  # the left edge of its cell
         axis.plot([start, start], [line + 0.05, line + 0.95], color="red", linewidth=4, clip_on=False)
 panels[-1][0].set(xlabel="layer")
 experiment.save_figure(figure, "figure_3_tokens", predicted, with_legend=False)
 
 # %% [markdown]
 # Vanilla's first layer is nearly certain of another word than the final one, all three times. CALM's first layer
-# predicts the final word of the two easier ones. Of the hardest its early layers do not, but they say so: their
-# probabilities stay below 0.2 until the prediction settles. Chapter [10](10_confidence.ipynb) shows that this is the
-# rule: confidence is fake in layers that were not trained to predict.
+# predicts the final word of the two easier ones. For the hardest word its early layers predict something else, but
+# with low confidence: their probabilities stay below 0.2 until the prediction settles. Chapter
+# [10](10_confidence.ipynb) shows that this holds in general: layers that were not trained to predict are
+# overconfident.
 #
 # ## Token by token: is CALM the most monotonic?
 #
-# MEE concludes that "the monotonicity assumption holds best for the CALM method", from the *mean* of figure 2. For how
-# many individual tokens does the confidence rise at every layer, that is, $p_t^{l}(\hat y_t^{\,L}) < p_t^{l+1}(\hat
-# y_t^{\,L})$ for all $l$? A probability near one cannot keep rising, so we also report the share that never *falls* by
-# more than one percentage point. (The stored table also counts both from a third of the depth on.)
+# MEE concludes that "the monotonicity assumption holds best for the CALM method", from the *mean* of figure 2. For
+# how many individual tokens does the confidence rise at every layer, that is, $p_t^{l}(\hat y_t^{\,L}) <
+# p_t^{l+1}(\hat y_t^{\,L})$ for all $l$? A probability near one cannot keep rising, so we also report the share that
+# never *falls* by more than one percentage point. (The stored table also has both shares counted from a third of the
+# depth on.)
 
 # %%
 strict = experiment.table(monotonicity.monotonic_shares, traces)
@@ -258,13 +265,13 @@ display(never.loc[models].rename(columns={"share": "never falls", "start": "mean
 #
 # ## From curves to decoding: what a replay predicts, and what happens
 #
-# A trace, the stored outputs of all layers at full depth, tells what any exit rule *would* have done at each layer, for
-# thousands of thresholds in seconds. The decoder does it for real: a token that exits early hands its state on as keys
-# and values for the layers that it skipped, and a wrong token is fed back. Here are the rules that need no training,
-# with MEE's published threshold and decay (0.9 and 4; no exit before a third of the depth), a fixed exit layer there,
-# and the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts tokens up to the first
-# one that differs from the full-depth output. `flops_share` is of the decoder and includes decisions, so it can exceed 1;
-# the oracle's decisions are free.
+# A *trace* stores what all layers compute at full depth. A *replay* of it tells what any exit rule *would* have done
+# at each layer, for thousands of thresholds in seconds. The decoder does it for real: the layers that a token skips
+# get their keys and values from its exit state, and a wrong token is fed back. Here are the rules that need no
+# training, with MEE's published threshold and decay (0.9 and 4; no exit before a third of the depth), a fixed exit
+# layer there, and the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts tokens
+# up to the first one that differs from the full-depth output. `flops_share` is of the decoder and includes decisions,
+# so it can exceed 1; the oracle's decisions are free.
 
 # %%
 published = {"threshold": 0.9, "decay": 4.0, "min_layer": third}
@@ -300,27 +307,28 @@ columns = [
 display(exits.set_index([exits.task.map(figures.label), exits.policy.map(figures.label)])[columns].round(2))
 
 # %% [markdown]
-# Up to the first token that differs, at least 97 % of the tokens exit where the replay says; of the oracle's, which exit
-# with no layer to spare, 84 % or more. What a replay cannot know is what exits do to later tokens.
+# Up to the first token that differs, at least 97 % of the tokens exit where the replay says; of the oracle's tokens,
+# which exit at the first possible layer, 84 % or more. What a replay cannot know is what exits do to later tokens.
 #
 # The oracle stops after 2.5 to 4 layers and keeps 98 to 103 % of the score, though most of its summaries differ from
-# full depth's: keys and values copied from early states are good enough. That is the room a rule has, and the published
-# settings do not use it. Hidden-state similarity exceeds its threshold at once and exits every token at layer 4, as a
-# fixed exit does, and loses 14 to 41 % of the score. The margin keeps 99 % of the score or more, but costs more FLOPs than
-# full depth on two of three tasks, since each of its decisions scores the whole vocabulary.
+# full depth's: keys and values copied from early states are good enough. That is what a rule could gain, and the
+# published settings do not gain it. Hidden-state similarity exceeds its threshold at once and exits every token at
+# layer 4, as a fixed exit does, and loses 14 to 41 % of the score. The margin keeps 99 % of the score or more, but
+# costs more FLOPs than full depth on two of three tasks, since each of its decisions scores the whole vocabulary.
 #
 # ## What this shows, and what it does not
 #
-# Training decides how early a prediction is final: with CALM's loss, an exit at a third of the depth would be harmless
-# for most tokens, without it for few. This much of MEE's section 3 is reproduced, with somewhat lower shares.
-# That CALM is the most monotonic model is not: its mean confidence never falls, the confidence of many of its tokens
-# does. The models are small (twelve layers, four million parameters), with two seeds of vanilla and CALM and one of the
-# others, and all but the last table is measured at full depth. Chapters 05 and 08 show what exits cost.
+# Training decides how early a prediction is final: with CALM's loss, an exit at a third of the depth would be
+# harmless for most tokens, without it for few. This much of MEE's section 3 is reproduced, with somewhat lower
+# shares. It is not reproduced that CALM is the most monotonic model: its mean confidence never falls, but that of
+# many of its tokens does. The models are small (twelve layers, four million parameters), with two seeds of vanilla
+# and CALM and one of the others, and all but the last table is measured at full depth. Chapters 05 and 08 show what
+# exits cost.
 #
 # ## Statements, published and ours
 #
-# *Published* is the number, or how MEE makes the statement about BigPatent. Whether a statement holds here, corrected for
-# the number of tests, is in the [ledger](../figures/results/ledger.md).
+# The column *published* has MEE's number on BigPatent or, where it gives none, how it makes the statement. Whether a
+# statement holds here, corrected for the number of tests, is in the [ledger](../figures/results/ledger.md).
 
 # %%
 tables = {

@@ -167,7 +167,7 @@ for axis, rows in panels:
         style = figures.STYLES[group]
         look = {"color": style.colour, "dashes": style.dashes, "marker": "o^s"[number - 1], "linewidth": 1.2}
         axis.plot(part.layer, part.similarity, **look, label=f'{group}: "{token}"'.replace("$", r"\$"))
-    axis.legend(ncols=2, loc="lower right", fontsize=7.5)
+    axis.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.3))
     axis.set(ylabel="cosine", ylim=(-0.3, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1])
     figures.layer_axis(axis, layers)
 experiment.save_figure(figure, "single_prefixes", singles, with_legend=False)

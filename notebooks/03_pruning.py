@@ -306,7 +306,7 @@ complete = experiment.save_table(complete, "complete_table")
 
 # %%
 order = list(ways)
-drawn = complete[complete.reduction.isin(ways) & complete.model.isin(tuned)]
+drawn = complete[complete.reduction.isin(ways) & complete.model.isin(tuned)].dropna(subset="retained")
 drawn = drawn.assign(height=drawn.reduction.map(order.index) + 0.12 * (drawn.model == tuned[0]))
 figure, panels = figures.panels(
     drawn,
@@ -461,7 +461,7 @@ figure, panels = figures.panels(
 for axis, rows in panels:
     figures.dots(axis, rows, "flops_share", "height", xband=("flops_share_low", "flops_share_high"))
     axis.axvline(1, color=figures.GREY, linewidth=0.8)
-    axis.set_yticks(range(len(order)), [figures.label(rule) for rule in order], fontsize=8)
+    axis.set_yticks(range(len(order)), [figures.label(rule) for rule in order])
     axis.set(xlabel="decoder FLOPs (1 = full depth)", ylim=(len(order) - 0.5, -0.5))
 experiment.save_figure(figure, "at_equal_quality", equal, with_legend=False)
 

@@ -240,7 +240,7 @@ for axis, rows in panels:
     axis.set(ylabel="AUROC")
     if rows.roc_area.isna().any():
         reason = f"no marker: fewer than\n{decisions.LEAST_TO_RANK} tokens not final"
-        axis.text(0.97, 0.04, reason, transform=axis.transAxes, ha="right", fontsize=8, color=figures.GREY)
+        axis.text(0.97, 0.04, reason, transform=axis.transAxes, ha="right", fontsize=9.5, color=figures.GREY)
 experiment.save_figure(figure, "ranking", ranks)
 
 areas = ranks.pivot(index=["model", "task", "layer"], columns="rule", values="roc_area").dropna()

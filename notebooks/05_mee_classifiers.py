@@ -6,12 +6,14 @@
 # **Question.** Who should decide whether a token exits: one layer, several layers, or probabilities? And does any rule
 # over several layers save compute at (nearly) full quality?
 #
-# **What the paper says** (MEE, sections 5 to 7). At a threshold of 0.9, three measures over several layers keep far more of
-# the score than CALM's three, but are slower than full depth. A bug in MEE's decoder affects the baselines, though (08).
+# **What the paper says** (MEE, sections 5 to 7). At a threshold of 0.9, three measures over several layers keep far
+# more of the score than CALM's three, but are slower than full depth. A bug in MEE's decoder affects the baselines,
+# though (chapter 08).
 #
 # **What we do.** All classifiers are trained on the same frozen model, with several seeds. How well does each rule
-# discriminate, what does it cost at equal quality, and what does it keep when it decodes? A threshold of 0.9 means
-# something different to each rule, so rules share one only where we repeat the paper's comparison.
+# discriminate, what does it cost at equal quality, and how much of the score does it keep when it decodes? A
+# threshold of 0.9 means something different to each rule, so rules share a threshold only where we repeat the paper's
+# comparison.
 #
 # **Expectation** (MEE's). The more layers a rule sees, the better it decides and the more it costs.
 
@@ -68,8 +70,9 @@ figures.picture("six_measures")
 
 # %% [markdown]
 # CALM's measures look at one layer: the *softmax margin* (largest probability minus second largest), the *hidden
-# similarity* to the state before, and a classifier on *one state*. MEE's look at several: a classifier on *three states*,
-# an *LSTM* over all states so far, and *rising top-1*, which exits where the largest probability rose twice in a row.
+# similarity* to the previous layer's state, and a classifier on *one state*. MEE's look at several: a classifier on
+# *three states*, an *LSTM* over all states so far, and *rising top-1*, which exits where the largest probability rose
+# twice in a row.
 #
 # A classifier gives the log-odds $z$ of "exit here", at every layer and for all tasks. $n(h^l)$ is the normalised state
 # after layer $l$, of width $d$.
@@ -80,12 +83,12 @@ figures.picture("six_measures")
 # | on $k$ states | $u \cdot \mathrm{ReLU}(A\,[n(h^{l-k+1}); \dots; n(h^l)] + a)$ with $d$ hidden units | CALM in MEE ($k = 1$), MEE ($k = 3$) |
 # | wide, low rank | the same with $3d$ units on one state, or $d/8$ | controls |
 # | LSTM | $u \cdot s^l$ with $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$ | MEE: two layers, here of $d/2$ units; its code: one |
-# | history | 32 hidden units on the *predictions* of the last three layers: margins, probabilities, entropies, for how long they stayed, whether they are in the input | ours |
+# | history | 32 hidden units on the *predictions* of the last three layers: margins, probabilities, entropies, how long each has lasted, whether it is in the input | ours |
 #
-# The history of predictions and the *margin over few tokens* score `top_k` vocabulary tokens before the last layer (fixed
-# pruning, 03) and all of them at it. `FEATURES` in `mee_utils.exits.history_classifier` lists what the history sees.
-# Classifiers learn whether a layer's prediction is final, on teacher-forced references as in the papers; the history
-# learns from the model's own outputs.
+# The history of predictions and the *margin over few tokens* score `top_k` vocabulary tokens before the last layer
+# (fixed pruning, chapter 03) and the whole vocabulary at the last. `FEATURES` in `mee_utils.exits.history_classifier`
+# lists what the history sees. Classifiers learn whether a layer's prediction is final, on teacher-forced references
+# as in the papers; the history classifier learns from the model's own outputs.
 
 # %%
 untrained = ["softmax_margin", "max_probability", "hidden_similarity", "rising_top1", "few"]
@@ -174,7 +177,7 @@ def in_order(table, column, ascending=True):
 def draw_rules(axis, rows, x, band):
     """A line a rule."""
     figures.dots(axis, rows, x, "height", "looks_at", band, styles=looks, markersize=5)
-    axis.set_yticks(rows.height, rows.rule.map(figures.label), fontsize=8)
+    axis.set_yticks(rows.height, rows.rule.map(figures.label))
 
 
 drawn = in_order(gains, "gain")
@@ -189,7 +192,7 @@ for axis, rows in panels:
     axis.axvline(0, color=figures.GREY, linewidth=0.8)
     axis.set_xlabel("difference in AUROC")
     for row in rows.itertuples():
-        at_the_side = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 8}
+        at_the_side = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 9.5}
         axis.text(1.02, row.height, f"{row.gain:+z.3f}", **at_the_side)
 experiment.save_figure(figure, "auroc", drawn)
 
@@ -199,19 +202,19 @@ for task in tasks:
     print(f"AUROC, {figures.label(task)}: {beside}")
 
 # %% [markdown]
-# Probabilities discriminate far better than states. No classifier on states comes within 0.04 of the softmax margin, and
-# several layers do not help it: on three states, or with an LSTM over all of them, its AUROC is within 0.01 of that on one
-# state.
+# Probabilities discriminate far better than states. No classifier on states comes within 0.04 of the softmax margin,
+# and seeing several layers does not help: on three states, or with an LSTM over all of them, its AUROC is within 0.01
+# of that on one state.
 #
 # Several layers of *predictions* do help, a little. The history has an AUROC of 0.906 against the margin's 0.892 on
-# summarization, and is ahead by less than 0.01 on the other two tasks. MEE's own rule on predictions, rising top-1, is at
-# least 0.1 behind the margin. (06 finds no rule better than the margin: it compares the survey's rules, and the history
-# is not among them.)
+# summarization, and is ahead by less than 0.01 on the other two tasks. MEE's own rule on predictions, rising top-1,
+# is at least 0.1 behind the margin. (Chapter 06 finds no rule better than the margin; it compares the survey's rules,
+# and the history is ours.)
 #
 # ## What would help a classifier on states?
 #
-# Changes in AUROC, with paired 95 % intervals. More training tokens, and outputs of the model to learn from in place of
-# references, were measured on test examples (`make measure`).
+# Changes in AUROC, with paired 95 % intervals. More training tokens, and outputs of the model to learn from in place
+# of references, were measured by `make measure`, on test examples.
 
 # %%
 by_tokens = read_measurements(experiment.profile.name, "learning")
@@ -241,9 +244,10 @@ texts = [
 display(pd.DataFrame(texts, changes, [figures.label(task) for task in tasks]))
 
 # %% [markdown]
-# Nothing here helps by more than 0.01, and the gap to the margin is 0.05 to 0.15. As many weights on one state do as well
-# as three states, with three times the training tokens too. Classifiers on states are behind because of what they see, not
-# because of how they learn.
+# Nothing here helps by more than 0.01, and the gap to the margin is 0.05 to 0.15. A classifier on one state with as
+# many weights does as well as one on three states, and still does with three times the training tokens. None of these
+# changes closes the gap. We conclude that classifiers on states are behind because of what they see, not because of
+# how they learn.
 #
 # ## What do they cost at equal quality?
 #
@@ -305,17 +309,19 @@ for name in models:
     )
 
 # %% [markdown]
-# A softmax margin over the whole vocabulary costs 2.2 layers of T5-large, a classifier on three states a fifth of a layer,
-# a margin over 64 tokens next to nothing. So where 98 % of the predictions stay, the margin over the whole vocabulary
-# takes more FLOPs than full depth on two tasks. The history is the cheapest rule on these two (71 and 86 %); on question
-# answering, a margin is (46 %). None of MEE's three measures takes less than the classifier on one state, on any task.
-# How the *model* is trained moves exits further than whether one state, three or all of them decide: three states exit at
-# a mean layer of 6 to 9 in CALM, and of 9 to 10 in vanilla.
+# A softmax margin over the whole vocabulary costs 2.2 layers of T5-large, a classifier on three states a fifth of a
+# layer, a margin over 64 tokens next to nothing. So where 98 % of the predictions at the exits are final, the margin
+# over the whole vocabulary takes more FLOPs than full depth on two tasks. The history is the cheapest rule on these
+# two (71 and 86 %); on question answering it is the margin, over the whole vocabulary or over few tokens (46 %). None
+# of MEE's three measures takes less than the classifier on one state, on any task. How the *model* is trained moves
+# exits more than whether one state, three states or all of them decide: a classifier on three states exits at layer 6
+# to 9 on average in CALM, and at 9 to 10 in vanilla.
 #
 # ## At the published threshold
 #
-# The six measures decode at a threshold of 0.9 that falls with the position (CALM's decay), from `min_layer` on and
-# from the share of the depth at which MEE's exits begin. One seed; 08 draws their speed.
+# The six measures decode at a threshold of 0.9 that falls with the position (CALM's decay), and each runs twice: with
+# exits from `min_layer` on, and with exits from a sixth of the depth on, as in MEE. They have one seed; chapter 08
+# shows their speed.
 
 # %%
 sixth = first_exit_layers(experiment.layers)[0]
@@ -358,16 +364,17 @@ print(
 )
 
 # %% [markdown]
-# We do not find the gap that MEE reports: the softmax margin keeps 99 % of the score or more on every task, and neither
-# of MEE's classifiers keeps more. Only hidden similarity ruins the output: it keeps 66 to 86 % from layer 4 on, and about a third
-# from layer 2 on. It also spends least, and rising top-1 spends most: an equal threshold is not an equal cost.
+# We do not find the gap that MEE reports: the softmax margin keeps 99 % of the score or more on every task, and
+# neither of MEE's classifiers keeps more. Only hidden similarity ruins the output: it keeps 66 to 86 % from layer 4
+# on, and about a third from layer 2 on. It also takes the fewest FLOPs, and rising top-1 the most: an equal threshold
+# is not an equal cost.
 #
 # ## Which rules reliably keep the score?
 #
-# The measured answer (`make measure`). The settings of a rule are tested on test examples, one after the other, in an
-# order that was chosen on validation examples (08). A setting passes if the lower end of the paired 95 % interval of the
-# score kept is at least `quality`; the first that fails ends the tests. The table has the decoder FLOPs (1 = full depth)
-# of the cheapest setting that passes.
+# Here everything is decoded, nothing replayed (`make measure`). The settings of a rule are tested on test examples,
+# one after the other, in an order that was chosen on validation examples (08). A setting passes if the lower end of
+# the paired 95 % interval of the score kept is at least `quality`; the first that fails ends the tests. The table has
+# the decoder FLOPs (1 = full depth) of the cheapest setting that passes.
 
 # %%
 stored = read_measured(profile, MAIN_MODEL)
@@ -390,15 +397,18 @@ print(
 )
 
 # %% [markdown]
-# **Who should decide? The probabilities of one layer, over few vocabulary tokens.** This margin is the cheapest rule
-# that reliably keeps 99 % of the score on question answering (73 % of the decoder FLOPs) and translation (94 %). On
-# summarization no rule that keeps it saves anything: intervals are so wide there that only rules that hardly exit pass.
-# That the history discriminates slightly better does not pay at this quality: it takes more FLOPs than the margin over
-# few tokens on every task.
+# **Who should decide? The probabilities of one layer, over few vocabulary tokens.** Of the rules in this table, this
+# margin is the cheapest that reliably keeps 99 % of the score on question answering (73 % of the decoder FLOPs) and
+# translation (94 %). On summarization no rule in the table that keeps it saves anything: intervals are so wide there
+# that only rules that hardly exit pass. (Over all rules, chapter 08 finds 70 % on question answering, 89 % on
+# translation and 98 % on summarization.) The history discriminates slightly better, but that does not pay at this
+# quality: it takes more FLOPs than the margin over few tokens on every task.
 #
-# For MEE's measures the answer to MEE's question is no. In one of nine cases, three states on question answering, one of
-# them keeps 99 % of the score and saves FLOPs: 2 %. The expectation was half right: seeing more states costs more, but
-# decides no better. All of this is about mini models, and classifiers trained on 20,000 tokens.
+# MEE asks whether rules over several layers can keep their quality and be faster than no exit. For its own three
+# measures the answer is no. Of nine cases (three measures, three tasks) one, three states on question answering,
+# reliably keeps 99 % of the score and saves FLOPs: 2 %. The expectation was half right: seeing more states costs
+# more, but decides no better. All of this is about models of 4 million parameters, and classifiers trained on 20,000
+# tokens.
 #
 # ## Statements, published and ours
 #

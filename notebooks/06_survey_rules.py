@@ -235,7 +235,7 @@ figure, ((axis, _),) = figures.panels(
     height=0.3 * len(areas) + 0.6,
 )
 named = areas.rename(index=figures.label, columns=figures.label)
-figures.heat(axis, named, named.map("{:.2f}".format), limits=(0.3, 1.0), fontsize=9)
+figures.heat(axis, named, named.map("{:.2f}".format), limits=(0.3, 1.0))
 experiment.save_figure(figure, "ranking", mean_rank)
 
 margin = statistics.estimates(mean_rank[mean_rank.rule == "few"], "roc_area")  # [task]
@@ -277,7 +277,6 @@ figure, ((axis, _),) = figures.panels(
 )
 figures.heat(axis, lower, lower.map("{:.2f}".format))
 axis.set_xticks(axis.get_xticks(), list(lower.columns), rotation=30, ha="right")
-axis.tick_params(labelsize=8)
 experiment.save_figure(figure, "alike", cells)
 
 # %% [markdown]
@@ -320,7 +319,7 @@ for axis, rows in panels:
     figures.dots(axis, rows, "flops_share", "height", "wanted", ("flops_low", "flops_high"), styles=looks)
     axis.axvline(1, color=figures.GREY, linewidth=0.8)
     axis.set(xlabel="decoder FLOPs (1 = full depth)", ylim=(height.max() + 0.8, -0.8))
-    axis.set_yticks(height, [figures.label(rule) for rule in height.index], fontsize=8)
+    axis.set_yticks(height, [figures.label(rule) for rule in height.index])
 experiment.save_figure(figure, "at_equal_loss", equal)
 
 cheapest = equal[(equal.wanted == demand) & (equal.rule != "static")].dropna(subset="flops_share")

@@ -6,8 +6,8 @@
 # **Question.** What do exits save at equal quality, and are they faster? Can a rule over several layers keep its quality
 # *and* be faster, which MEE leaves open? What limits exits, what can be guaranteed, and which published statements hold?
 #
-# **What the papers say.** CALM calibrates thresholds with *Learn then Test*; its code for that was never published. MEE and
-# *Not all FLOPs* set 0.9 for every rule, and compare scores and speeds there.
+# **What the papers say.** CALM calibrates thresholds with *Learn then Test*; its code for that was never published.
+# MEE and *Not all FLOPs* use a threshold of 0.9 for every rule and compare scores and speeds there.
 #
 # **What we do.** Nothing is run here. `make measure` has decoded every rule, at thresholds that it searched for on
 # *validation* examples; all below is about *test* examples. Times are those of `make bench`. FLOPs are the decoder's, per
@@ -62,12 +62,12 @@ intervals = "95 % intervals over examples"
 # %% [markdown]
 # ## The answer
 #
-# A rule keeps its quality *reliably* if the lower end of a paired 95 % interval reaches 99 % of full depth's score. Its
-# settings are tested in an order that validation examples fix, as long as they pass: one that keeps less passes with a
-# probability of at most 2.5 %, however many are tested. Fixed layers need to keep 99 % on average only. Of each
-# family one setting is timed, the cheapest on validation examples. *Verified* exits and copies are drafts that the last layer
-# checks (07); they save no FLOPs. Each contender is timed beside full depth on the same inputs, in random order, and so is full
-# depth itself.
+# A rule keeps its quality *reliably* if the lower end of a paired 95 % interval reaches 99 % of full depth's score.
+# Its settings are tested in an order fixed on validation examples, and testing stops at the first that fails. So a
+# setting that keeps less than 99 % passes with a probability of at most 2.5 %, however many are tested. Fixed layers
+# are held to 99 % on average only. Of each family one setting is timed, the cheapest on validation examples.
+# *Verified* exits and copies are drafts that the last layer checks (07); they save no FLOPs. Each contender is timed
+# beside full depth on the same inputs, in random order, and so is full depth itself.
 
 # %%
 kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_percent")
@@ -175,24 +175,25 @@ also = beside_vanilla[(beside_vanilla.of_vanilla_low >= quality) & (beside_vanil
 print(f"{len(also)} of these pairs also keep it of vanilla's score, for fewer FLOPs")
 
 # %% [markdown]
-# At equal quality exits save work, but little of it. The cheapest rules that reliably keep 99 % of the score take 70 % of full
-# depth's decoder FLOPs on question answering, 89 % on translation and 98 % on summarization, where intervals are so wide that
-# only rules which hardly exit can pass. End to end that is 89, 93 and 99 %, since the encoder reads every input at full depth.
-# For 95 % of the score the decoder needs 53, 78 and 82 %. For 99 % on average rules take 63 to 86 %, with settings chosen on the
-# same examples.
+# At equal quality exits save work, but little of it. The cheapest rules that reliably keep 99 % of the score take 70
+# % of full depth's decoder FLOPs on question answering, 89 % on translation and 98 % on summarization, where
+# intervals are so wide that only rules which hardly exit can pass. End to end that is 89, 93 and 99 %, since the
+# encoder reads every input at full depth. For 95 % of the score the decoder needs 53, 78 and 82 %. To keep 99 % on
+# average, rules take 63 to 86 %, with settings chosen on the same examples.
 #
-# **MEE's question.** Rules over several layers keep their quality and save FLOPs on every task, though rules over one layer
-# are cheaper on two of three. MEE's own three measures save any in one of nine cases: rising top-1 scores the whole
-# vocabulary at each layer, and classifiers on states exit late. In wall-clock
-# time, one output at a time, the one that is timed is as fast as no exit on question answering and takes 11 to 23 % more time
-# on the other tasks. Rising top-1 is faster on question answering: at MEE's threshold it is 1.2 times as fast as full depth and
-# keeps 99 % of the score on average (see MEE's main figure below). A larger decoder has more to save: at T5-large's shape,
-# simulated, the cheapest of them is 1.34 times as fast as full depth on question answering, 1.25 times on translation, and no
-# faster on summarization ([speed](../figures/results/speed.md)). Verified drafts are faster on every task: copies or exits on
-# the first two, exits on translation.
+# **MEE's question.** Rules over several layers keep their quality and save FLOPs on every task, though rules over one
+# layer are cheaper on two of three. MEE's own three measures save FLOPs in one of nine cases: rising top-1 scores the
+# whole vocabulary at each layer, and classifiers on states exit late. In wall-clock time, one output at a time, the
+# cheapest rule over several layers is as fast as full depth on question answering and takes 11 to 23 % more time on
+# the other tasks. Rising top-1 is faster on question answering: at MEE's threshold it is 1.2 times as fast as full
+# depth, one output at a time, and keeps 99 % of the score on average. A larger decoder has more to save: at
+# T5-large's shape, simulated, the cheapest rule over several layers is 1.34 times as fast as full depth on question
+# answering, 1.25 times on translation, and no faster on summarization ([speed](../figures/results/speed.md)).
+# Verified drafts are faster on every task: copies or exits on question answering and summarization, exits on
+# translation.
 #
-# And 99 % of full depth is 99 % of a model that was trained for exits. Of *vanilla's* score, one pair of a rule and a task
-# keeps 99 % for fewer FLOPs, and that one saves less than 1 %.
+# And 99 % of full depth is 99 % of a model that was trained for exits. Of *vanilla's* score, a single rule on a
+# single task reliably keeps 99 % for fewer FLOPs, and it saves less than 1 %.
 
 # %%
 experiment.save_table(points, "score_against_flops")
@@ -202,9 +203,10 @@ equal = experiment.save_table(equal, "at_equal_loss")
 # %% [markdown]
 # ## A smaller decoder
 #
-# *Shallow* decoders are cut out of the trained one and trained further, on as many examples as `vanilla`. *Exit heads* are
-# trained on the frozen vanilla model. All is set beside vanilla's full depth, so that the price of training for exits counts.
-# Exits are selected on the examples that they are shown on; shallow decoders are not, so the comparison favours exits.
+# *Shallow* decoders are cut out of the base model and trained from there as `vanilla` is, on as many examples. *Exit
+# heads* are trained on the frozen vanilla model. All are compared with vanilla's full depth, so that what training
+# for exits costs is included. Exits are selected on the examples on which they are reported; shallow decoders are
+# not, so the comparison favours exits.
 
 # %%
 ways = rivals.beside_exits(stored, rivals.end_to_end(name))
@@ -250,10 +252,11 @@ for kind, rows in enough.groupby("kind"):
         )
 
 # %% [markdown]
-# No exits keep as much of the score as a shallow decoder for as few FLOPs. Six layers keep 99 to 100 % of vanilla's (means over
-# two seeds) for 52 to 59 % of its decoder's FLOPs, which is 74 to 89 % of all; for a mean of 99 % the best exit rules need 73 to
-# 88 % of the decoder's, and 91 to 93 % of all. A smaller decoder comes first, and it is not dear: ours are cut out of the trained one (Shleifer and Rush
-# 2020), and 1,000 further steps are enough.
+# No exits keep as much of the score as a shallow decoder for as few FLOPs. Six layers keep 99 to 100 % of vanilla's
+# (means over two seeds) for 52 to 59 % of its decoder's FLOPs, which is 74 to 89 % of all; for a mean of 99 % the
+# best exit rules need 73 to 88 % of the decoder's, and 91 to 93 % of all. A smaller decoder is the better choice, and
+# it costs no more to train: ours are cut out of the base model (Shleifer and Rush 2020) and fine-tuned for as many
+# steps as vanilla, about 1,000.
 #
 # ## Exits on the right-sized decoder
 #
@@ -307,18 +310,20 @@ else:
         print(f"{label(row.task)}, {row.setting}: {row.kept:.1%}; exits for no more FLOPs: {best}")
 
 # %% [markdown]
-# They add nothing. At their full depth (stars) six layers with CALM's loss keep 97, 100 and 96 % of vanilla's score on question
-# answering, summarization and translation, and six layers without it (squares) 100, 99 and 99 %. For what decoders of three and
-# four layers cost, which keep 98 and 99 % on question answering, exits keep 71 and 94 %; on the other tasks no exit is as cheap.
+# They add nothing. At their full depth (stars) six layers with CALM's loss keep 97, 100 and 96 % of vanilla's score
+# on question answering, summarization and translation, and six layers without it (squares) 100, 99 and 99 %. On
+# question answering, decoders of three and four layers keep 98 and 99 %; exits from six layers that cost no more keep
+# 71 and 94 %. On the other tasks no exit is as cheap.
 #
 # ## What limits exits: decisions or states?
 #
-# The oracle exits at the first layer after which the prediction never changes again. With *copied states* (CALM, MEE) a skipped
-# layer takes its keys and values from the exit state, and what the oracle loses is lost to states that were never computed.
-# With *exact states* (FREE) nothing is lost. A rule pays for its decisions. The oracle is therefore shown twice: with free
-# decisions, and *charged* for a readout at each layer where it decides, as cheap as any rule's: all tokens are scored at the
-# first such layer, and a few at later ones. The best rule is selected on validation examples, among all that spend no more
-# there than the charged oracle.
+# The oracle exits at the first layer after which the prediction never changes again. With *copied states* (CALM, MEE)
+# a skipped layer takes its keys and values from the exit state, and what the oracle loses, it loses because the
+# states of these layers were never computed. With *exact states* (FREE) nothing is lost. A rule pays for its
+# decisions. The oracle is therefore shown twice: with free decisions, and *charged* for its decisions at the price of
+# the cheapest rule: the whole vocabulary is scored at the first layer where it decides, and a few vocabulary tokens
+# at each later one. The best rule is selected on validation examples, among all that take no more FLOPs on them than
+# the charged oracle.
 
 # %%
 oracle = limits.decoded_oracle(result_tables.read_oracle(name, tasks))
@@ -383,16 +388,18 @@ for row in split[split.threshold == 0.9].itertuples():
     print(f"by states {row.loss_by_states:.1%}; score by states {row.score_by_states:+.1%}")
 
 # %% [markdown]
-# By the score, decisions. The oracle keeps 99 % or more on every task, copied states or not; the best rules for as many
-# FLOPs keep 88 to 95 %. That is not the price of deciding: charged for it, the oracle spends less than one percent of full
-# depth's FLOPs more. It is the quality of decisions. By the output, states count too: on two of three tasks they
-# change more of what the margin at 0.9 writes than its wrong decisions do, up to a fifth of a summary. The score hardly notices.
+# Judged by the score, decisions are the limit. The oracle keeps 99 % or more on every task, with copied states or
+# exact ones; the best rules for as many FLOPs keep 88 to 95 %. The gap is not the cost of deciding: charged for its
+# decisions, the oracle spends less than one percent of full depth's FLOPs more. It is the quality of the decisions.
+# Judged by the output, states matter too: on two of three tasks copied states change more of the output of the margin
+# at 0.9 than its wrong decisions do, up to a fifth of a summary. The score hardly changes.
 #
 # ## MEE's main figure
 #
-# Six measures at a threshold of 0.9 that falls with the position, in batches of 32, as published for T5-large (hollow) and
-# here on CALM's model (filled). Tokens exit from a sixth of the depth on. The published decoder has a bug that is switched off
-# here: once a whole batch has exited at a layer, no later token runs deeper. Of translation no valid run was published.
+# Six measures at a threshold of 0.9 that falls with the position, in batches of 32, as published for T5-large
+# (hollow) and here on CALM's model (filled). Tokens exit from a sixth of the depth on. The published decoder has a
+# bug that is switched off here: once a whole batch has exited at a layer, no later token runs deeper. No valid run on
+# translation was published.
 
 # %%
 times = result_tables.read_timings("published", wanted_timings(experiment.layers, tasks), name)
@@ -420,7 +427,7 @@ else:
             axis.scatter(row.published_speed, row.published_kept, **look, facecolors="white", zorder=3)
             axis.scatter(row.speed_exact, row.kept_exact, **look, label=style.label, zorder=3)
         if rows.published_kept.isna().all():
-            place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9}
+            place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9.5}
             axis.text(0.97, 0.05, "nothing published to compare with", color=figures.GREY, **place)
         axis.axvline(1, color=figures.GREY, linewidth=0.8)
         axis.axhline(1, color=figures.GREY, linewidth=0.8)
@@ -435,17 +442,19 @@ else:
         )
 
 # %% [markdown]
-# MEE's measures look alike in both: they keep nearly all of the score, and none is more than 1 % faster than full depth here.
-# CALM's margin does not: published, it is fast and loses up to 71 % of the score, here it keeps 99 % on every task. The bug
-# would cost it at most 2 points, so it alone does not explain the difference. Saturation exits at the first layer it may and
-# keeps a third of the score (published: 8 to 85 %).
+# MEE's measures behave alike in both: they keep nearly all of the score, and in batches of 32 none is more than 1 %
+# faster than full depth here. CALM's margin does not: published, it is fast and loses up to 71 % of the score, here
+# it keeps 99 % on every task. The bug would cost it at most 2 points, so it alone does not explain the difference.
+# Hidden similarity (CALM's *saturation*) exits at the first layer where it may and keeps a third of the score
+# (published: 8 to 85 %).
 #
 # ## What can be guaranteed
 #
-# *Learn then Test* tries thresholds from the safest down, with a p-value each for "the mean loss exceeds $\delta$", and keeps
-# the last before one fails at level $\varepsilon$, so that
-# $P\left(\mathbb{E}[\ell(\hat\lambda)] \le \delta\right) \ge 1 - \varepsilon$ for the consistency loss $\ell$. Every other test
-# example calibrates, the rest reports. The p-value is the smaller of Hoeffding's and Bentkus's:
+# *Learn then Test* tries thresholds from the safest down. Each has a p-value for "the mean loss exceeds $\delta$",
+# and the last threshold before the first whose p-value is above $\varepsilon$ is kept, so that
+# $P\left(\mathbb{E}[\ell(\hat\lambda)] \le \delta\right) \ge 1 - \varepsilon$ for the consistency loss $\ell$. Every
+# other test example is used to calibrate, the rest to report. The p-value is the smaller of Hoeffding's and
+# Bentkus's:
 
 # %%
 chosen = verdicts.calibrated(stored, main, {"consistency": stored.deltas, "risk": stored.risk_deltas})
@@ -482,10 +491,10 @@ display(
 )
 
 # %% [markdown]
-# A mean loss of at most 0.1 can be guaranteed on every task, for 51 % of full depth's FLOPs on question answering, 87 % on
-# translation and 97 % on summarization. That says nothing of single outputs. Synthetic data can be made without end, so
-# profile `small` tests the guarantee literally, on fresh calibration sets. It is kept; the loosest threshold whose mean loss
-# is small enough there, without a test, breaks it half of the time.
+# A mean loss of at most 0.1 can be guaranteed on every task, for 51 % of full depth's FLOPs on question answering, 87
+# % on translation and 97 % on summarization. That says nothing of single outputs. Synthetic data can be made without
+# end, so profile `small` tests the guarantee literally, on fresh calibration sets. The guarantee is kept. Without a
+# test, the loosest threshold whose mean loss on the calibration set is small enough breaks it half of the time.
 
 # %%
 fresh = result_tables.read_measurements(name, "fresh")
@@ -509,11 +518,11 @@ else:
 # %% [markdown]
 # ## At the size of the papers: another group's T5-large
 #
-# RC-EENN (Jazbec et al. 2024) published what CALM's exits do in a T5-large of 24 layers on CNN/DailyMail: the ROUGE-L of
-# 2,000 summaries and the mean exit layer at 100 thresholds. Its strictest threshold stands for full depth here, as there,
-# though it exits at layer 14.9 on average. So how thresholds are chosen can be tried on a model of the papers' size: on 200
-# random splits, some summaries choose, and the others report. The file has no licence; this section reads it from
-# `rc_eenn/calm_cnndm.p` in the DATA folder.
+# RC-EENN (Jazbec et al. 2024) published what CALM's exits do in a T5-large of 24 layers on CNN/DailyMail: the ROUGE-L
+# of 2,000 summaries and the mean exit layer at 100 thresholds. Its strictest threshold stands for full depth, as in
+# their paper, though it exits at layer 14.9 on average. So how thresholds are chosen can be tried on a model of the
+# papers' size: on 200 random splits, some summaries choose the threshold, and the others show what it keeps. The file
+# has no licence; this section reads it from `rc_eenn/calm_cnndm.p` in the DATA folder.
 
 
 # %%
@@ -589,7 +598,7 @@ for axis, rows in panels:
         axis, rows, "retained", "height", by="version", xband=figures.BAND, styles=looks, markersize=5
     )
     cases = [f"{label(bug)}: {case}" for bug, case in (each.split(": ", 1) for each in order)]
-    axis.set_yticks(range(len(order)), cases, fontsize=9)
+    axis.set_yticks(range(len(order)), cases)
     axis.set(xlabel="score kept\n(1 = full depth)")
 experiment.save_figure(figure, "published_bugs_switched_on", bugs)
 
@@ -604,13 +613,15 @@ print(
 )
 
 # %% [markdown]
-# Two bugs of *Not all FLOPs* leave little of the score, and the scores that it publishes for pruning are zero or close to it:
-# they say nothing about pruning, which keeps the score here. MEE's depth collapse costs up to 60 % one output at a time, and
-# hardly anything in batches of 32, which seldom exit together. We have the published code, not its runs.
+# Two bugs of *Not all FLOPs* (positions in the list taken for token ids, and the list sorted by id) leave little of
+# the score, and the scores that it publishes for pruning are zero or close to it. They say nothing about pruning
+# itself, which keeps the score here. MEE's bug (depth collapse: once a whole batch has exited at a layer, no later
+# token runs deeper) costs up to 60 % one output at a time, and hardly anything in batches of 32, which seldom exit
+# together. We have the published code, not its runs.
 #
 # ## The ledger: every statement that these models can test
 #
-# A statement is decided on a task where Holm's correction over all statements leaves it significant. [The
+# A statement counts as decided on a task if it is significant there after Holm's correction over all statements. [The
 # page](../figures/results/ledger.md) has them by paper, beside those of synthetic data.
 
 # %%
@@ -650,9 +661,9 @@ with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# Calibrated exits keep the score and save up to 30 % of the decoder's work; perfect decisions, if they were free, would save 20
-# to 53 %. Where a smaller decoder can be trained, it saves more. What fails with 4 million parameters may still hold at the size
-# of the papers; profile `paper` is there to test it.
+# Calibrated exits keep the score and save up to 30 % of the decoder's work; perfect decisions, if they were free,
+# would save 20 to 53 %. Where a smaller decoder can be trained, it saves more. A statement that fails with 4 million
+# parameters may still hold at the size of the papers; profile `paper` is there to test it.
 #
 # **Next:** [09](09_thresholds.ipynb) and [10](10_confidence.ipynb), what else the survey says.
 

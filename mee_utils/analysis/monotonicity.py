@@ -164,6 +164,11 @@ def token_text(tokenizer) -> Callable[[int], str]:
     """`id -> text` for figures: a word boundary is a low line; ids beyond the vocabulary are numbers."""
 
     def text(token_id: int) -> str:
-        return (tokenizer.convert_ids_to_tokens(token_id) or f"<id {token_id}>").replace("▁", "_")
+        token = tokenizer.convert_ids_to_tokens(token_id)
+        if token is None:
+            return f"<id {token_id}>"
+        if "▁" not in token:  # byte-level tokenizers write bytes as letters
+            token = tokenizer.convert_tokens_to_string([token])
+        return token.replace("▁", "_").replace(" ", "_").replace("\n", "\\n")
 
     return text

@@ -81,7 +81,7 @@ def use_style() -> None:
     look = {
         "axes.titlesize": 11,
         "axes.labelsize": 10,
-        "legend.fontsize": 9,
+        "legend.fontsize": 10,
         "lines.markersize": 4.5,
         "figure.dpi": 100,
         "legend.frameon": False,
@@ -184,7 +184,7 @@ def write_above(figure: matplotlib.figure.Figure, title: str = "", note: str = "
         in_lines = _even_lines(title, int(11 * width))
         figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12.5, color="black")
     if note:
-        figure.text(0.01, 1.01, textwrap.fill(note, int(18 * width)), va="bottom", fontsize=8, color=GREY)
+        figure.text(0.01, 1.01, textwrap.fill(note, int(15 * width)), va="bottom", fontsize=9.5, color=GREY)
 
 
 def _even_lines(text: str, width: int) -> str:
@@ -292,7 +292,11 @@ def predictions(axis, rows) -> None:
 
 
 def heat(
-    axis, values: pd.DataFrame, texts: pd.DataFrame, limits: tuple[float, float] = (0, 1), fontsize: float = 8
+    axis,
+    values: pd.DataFrame,
+    texts: pd.DataFrame,
+    limits: tuple[float, float] = (0, 1),
+    fontsize: float = 9.5,
 ) -> None:
     """A table of numbers, darker where they are larger, with a text in each cell; NaN: an empty cell.
 
@@ -355,7 +359,7 @@ def bars(axis, rows, x: str, by: str = "rule", band=None, styles=STYLES, other=B
     names = [textwrap.fill(label(name), 30) for name in rows[by]]
     whiskers = {"xerr": _errors(rows, x, band), "error_kw": {"linewidth": 1, "ecolor": GREY}}
     axis.barh(range(len(rows)), rows[x], color=colours, **whiskers)
-    axis.set_yticks(range(len(rows)), names, fontsize=9)
+    axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(max(len(rows), 5) - 0.4, -0.6)  # in panels that share this axis too; few bars stay thin
     axis.grid(axis="y", visible=False)
 
@@ -378,7 +382,7 @@ def grouped_bars(axis, rows, x: str, y: str, by: str = "model", rotation: float 
         axis.bar(middles, part[y], width, yerr=errors, **look)
     names = [label(name) if rotation else textwrap.fill(label(name), 12) for name in categories]
     align = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
-    axis.set_xticks(range(len(categories)), names, rotation=rotation, fontsize=9, **align)
+    axis.set_xticks(range(len(categories)), names, rotation=rotation, **align)
     axis.grid(axis="x", visible=False)
 
 

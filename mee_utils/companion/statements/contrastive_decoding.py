@@ -1,6 +1,6 @@
 """Statements on contrast, compared with what 04 measures.
 
-Tables: `ranking` (ROC area), `equal` (at equal quality), `threshold` (at an equal threshold), `verdict`
+Tables: `ranking` (AUROC), `equal` (at equal quality), `threshold` (at an equal threshold), `verdict`
 (Pareto) and `decoder` (the contrast picks the token too).
 """
 
@@ -9,7 +9,7 @@ from ..statement import Statement, statement
 
 
 def improves_confidence(rule: str, model: str) -> Statement:
-    """A contrast has a larger ROC area than the margin, mean over layers, by more than 0.005."""
+    """A contrast has a larger AUROC than the margin, mean over layers, by more than 0.005."""
     name = "JSD" if rule == "jsd" else "weighted"
 
     @statement(
@@ -20,12 +20,12 @@ def improves_confidence(rule: str, model: str) -> Statement:
         judged_by="ranking",
         models=[model],
     )
-    def has_a_larger_area(results):
+    def has_a_larger_auroc(results):
         contrast = results.ranking.values("roc_area", rule=rule, model=model).mean()
         margin = results.ranking.values("roc_area", rule="unpruned", model=model).mean()
-        return f"area {contrast:.3f} against {margin:.3f}", contrast > margin + 0.005
+        return f"AUROC {contrast:.3f} against {margin:.3f}", contrast > margin + 0.005
 
-    return has_a_larger_area
+    return has_a_larger_auroc
 
 
 CONFIDENCE = tuple(

@@ -1,6 +1,6 @@
 """Statements on MEE's classifiers, compared with what 05 measures; all about CALM.
 
-Tables: `ranking` (ROC area, mean over seeds), `learned` (the same with the most training tokens),
+Tables: `ranking` (AUROC, mean over seeds), `learned` (the same with the most training tokens),
 `published` (at the published thresholds), `decisions` (precision by layer), `equal` (where 98 % of the
 predictions stay) and `kept` (what keeps 99 % of the score). Parameters: `sixth`, the layer at a sixth of the
 depth, as published, and `min_layer`, the first exit layer of all else.
@@ -34,7 +34,7 @@ def precision_of_exits(decisions: Rows, rule: str) -> Estimate:
 def three_layers_decide_better_than_one(results):
     three = results.ranking.value("roc_area", **ON_CALM, rule="three_hidden")
     one = results.ranking.value("roc_area", **ON_CALM, rule="hidden")
-    return f"area {three:.3f} against {one:.3f}", three > one
+    return f"AUROC {three:.3f} against {one:.3f}", three > one
 
 
 @statement(
@@ -48,7 +48,7 @@ def three_layers_decide_better_than_one(results):
 def it_is_the_layers_not_the_parameters(results):
     three = results.ranking.value("roc_area", **ON_CALM, rule="three_hidden")
     wide = results.ranking.value("roc_area", **ON_CALM, rule="wide_hidden")
-    return f"area {three:.3f} against {wide:.3f}", three > wide
+    return f"AUROC {three:.3f} against {wide:.3f}", three > wide
 
 
 @statement(
@@ -65,7 +65,7 @@ def it_is_the_layers_not_the_parameters(results):
 def many_tokens_bring_out_the_layers(results):
     three = results.learned.value("roc_area", model="calm", rule="three_hidden")
     wide = results.learned.value("roc_area", model="calm", rule="wide_hidden")
-    return f"area {three:.3f} against {wide:.3f}", three > wide
+    return f"AUROC {three:.3f} against {wide:.3f}", three > wide
 
 
 @statement(
@@ -78,7 +78,7 @@ def many_tokens_bring_out_the_layers(results):
 def an_lstm_decides_better_than_one_layer(results):
     lstm = results.ranking.value("roc_area", **ON_CALM, rule="lstm")
     one = results.ranking.value("roc_area", **ON_CALM, rule="hidden")
-    return f"area {lstm:.3f} against {one:.3f}", lstm > one
+    return f"AUROC {lstm:.3f} against {one:.3f}", lstm > one
 
 
 @statement(
@@ -91,7 +91,7 @@ def an_lstm_decides_better_than_one_layer(results):
 def states_say_more_than_probabilities(results):
     three = results.ranking.value("roc_area", **ON_CALM, rule="three_hidden")
     margin = results.ranking.value("roc_area", **ON_CALM, rule="softmax_margin")
-    return f"area {three:.3f} against {margin:.3f}", three > margin
+    return f"AUROC {three:.3f} against {margin:.3f}", three > margin
 
 
 @statement(

@@ -43,7 +43,7 @@ def patience_is_more_reliable_than_one_confidence(results):
 def an_ensemble_is_more_trustworthy(results):
     ensemble = results.bench.value("roc_area", rule="ztw")
     single = results.bench.value("roc_area", rule="surest")
-    return f"area {ensemble:.3f} against {single:.3f}", ensemble > single + 0.005
+    return f"AUROC {ensemble:.3f} against {single:.3f}", ensemble > single + 0.005
 
 
 @statement(
@@ -69,7 +69,7 @@ def elbert_is_mees_rule_with_another_half(results):
 def learning_to_exit_beats_a_confidence(results):
     learned = results.bench.value("roc_area", rule="learning_to_exit")
     single = results.bench.value("roc_area", rule="surest")
-    return f"area {learned:.3f} against {single:.3f}", learned > single + 0.005
+    return f"AUROC {learned:.3f} against {single:.3f}", learned > single + 0.005
 
 
 @statement(

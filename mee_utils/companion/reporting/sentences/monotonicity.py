@@ -31,7 +31,7 @@ def _settled(real):
         ends(after_2.loc["calm"]) == [52, 70] and ends(calm) == [70, 93],
     )
     yield (
-        "the published level only after layer 4 on question answering",
+        "the published level is reached only after layer 4, and only on question answering",
         (after_2.loc["calm"] < 0.75).all() and list(calm[calm >= 0.9].index) == ["question_answering"],
     )
     early = stable[[1, 2, 3]].mean(axis=1).unstack("task").loc[["calm", "free", "late_weighted", "vanilla"]]
@@ -40,7 +40,7 @@ def _settled(real):
         (early.diff().iloc[1:] < 0).all(axis=None),
     )
     apart = after_6.loc["calm"] - after_6.loc["late_weighted"]
-    yield "By layer 6 it has caught up with CALM to within three points all the same.", (apart < 0.03).all()
+    yield "Even so, by layer 6 it is within three points of CALM.", (apart < 0.03).all()
 
     gains = real("01_monotonicity/settling_gain").query("model == 'calm'").layers_earlier
     yield (
@@ -57,7 +57,7 @@ def _confidence(real):
     falls = (means.cummax(axis=1) - means).max(axis=1)
     half = (means > 0.5).idxmax(axis=1)
     yield (
-        "CALM's mean confidence grows from layer to layer (it never falls by 0.005)",
+        "CALM's mean confidence grows from layer to layer (it never falls by as much as 0.005)",
         (falls["calm"] < 0.005).all(),
     )
     yield (
@@ -119,7 +119,10 @@ def _decoding(real):
     rules = exits.drop(index="oracle", level="policy")
     oracle = exits.loc["oracle"]
     yield "at least 97 % of the tokens exit where the replay says", (rules.same_exit >= 0.97).all()
-    yield "of the oracle's, which exit with no layer to spare, 84 % or more", (oracle.same_exit >= 0.84).all()
+    yield (
+        "of the oracle's tokens, which exit at the first possible layer, 84 % or more",
+        (oracle.same_exit >= 0.84).all(),
+    )
     kept = exits.score / exits.full_score
     depth = oracle.mean_exit_layer_decoded
     yield (
