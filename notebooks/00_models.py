@@ -6,10 +6,11 @@
 # **Question.** Which data and models are behind all later figures, and what does training for exits cost before any token
 # exits?
 #
-# **What the papers do.** Both study one T5 that is fine-tuned in different ways. *Vanilla* training supervises only the
-# last decoder layer. *CALM* supervises every layer, later ones more. *FREE* supervises one early layer and the last,
-# and pulls the early states towards the late ones. *Late-weighted* supervises the last 70 % of the layers: the MEE blog
-# proposes it in its outlook and leaves it untested.
+# **What the papers do.** The two papers, *Monotonic Early Exiting* (MEE) and *Not all FLOPs are created equally*,
+# each study one T5 that is fine-tuned in different ways. *Vanilla* training supervises only the last decoder layer.
+# *CALM* supervises every layer, later ones more. *FREE* supervises one early layer and the last, and pulls the early
+# states towards the late ones. *Late-weighted* supervises the last 70 % of the layers: the MEE blog proposes it in
+# its outlook and leaves it untested.
 #
 # **What we do.** All four continue from one model, the *base*, with the same examples. We compare their scores with
 # trivial baselines and published results, then with each other at *full depth*, where every token runs all layers. How
@@ -120,10 +121,10 @@ if weights:  # else the models of the profile are ready checkpoints
 # %% [markdown]
 # CALM gives the first layer 1 % of the loss and the last layer 15 %.
 #
-# **Our training differs from the papers' in one respect.** A loss on all layers costs a pass through the LM head for each
-# of them. CALM and late-weighted training therefore supervise two layers a step: the last, and one below it that is drawn
-# in proportion to the weights. In expectation the loss is the same, but in 1,000 steps CALM's first layer is drawn only
-# about 15 times.
+# **Our training loss differs from the papers' in one respect.** A loss on all layers needs a pass through the LM head
+# for each of them. CALM and late-weighted training therefore supervise two layers a step: the last, and one below it
+# that is drawn in proportion to the weights. In expectation the loss is the same, but in 1,000 steps CALM's first
+# layer is drawn only about 15 times.
 #
 # ## Scores against trivial baselines
 #
@@ -168,10 +169,11 @@ corpus_scores = corpus_scores.reindex(scores.system.unique())
 display(corpus_scores.round(1).rename(index=figures.label, columns=figures.label))
 
 # %% [markdown]
-# Bars are means over examples (for BLEU, mean sentence BLEU); the table has the corpus scores. *Pre-trained only* has
-# seen corrupted spans and no task, and can do none. The other five are close to each other: the largest difference
-# between their corpus scores is 2.4 points. They are far above what needs no model in question answering and
-# translation; in summarization the lead is 9 points of ROUGE-L over the first sentence of the dialogue.
+# Bars are means over examples (for BLEU, mean sentence BLEU); the table has the corpus scores. *Pre-trained only* was
+# trained on corrupted spans and on no task, and is useless on all of them. The other five are close to each other:
+# the largest difference between their corpus scores is 2.4 points. They are far above the trivial baselines in
+# question answering and translation; in summarization they lead the first sentence of the dialogue by 9 points of
+# ROUGE-L.
 #
 # ## Are our scores in the right range?
 #
@@ -186,12 +188,13 @@ if len(published):  # none for synthetic data
     display(published.drop(columns="task").round(1))
 
 # %% [markdown]
-# Nearly. Our vanilla model is 9 BLEU below a small Transformer on Multi30k: there it is weak for its size, and was
-# trained for two hours on one core. On DialogSum it is 3 points of ROUGE-1 below a Transformer trained from scratch and
-# 1 point of ROUGE-2 above it. The gap in ROUGE-L is an artefact of scoring. The published ROUGE-L is unusually close to
-# ROUGE-1, as with `py-rouge`, which wrongly applies ROUGE-W's exponent to precision and recall; scored in that way
-# (`ours_as_published`) our outputs are within 1 point. DialogSum's test split is not available here, so ours is the
-# validation split. On SNIPS the published F1 is over slots and ours over words: they do not compare.
+# On DialogSum they are, on Multi30k they are not. There our vanilla model, trained for two hours on one core, is 9
+# BLEU below a small Transformer and weak for its size. On DialogSum it is 3 points of ROUGE-1 below a Transformer
+# trained from scratch and 1 point of ROUGE-2 above it. The gap in ROUGE-L is an artefact of scoring. The published
+# ROUGE-L is unusually close to ROUGE-1, as with `py-rouge`, which wrongly applies ROUGE-W's exponent to precision and
+# recall; scored in that way (`ours_as_published`) our outputs are within 1 point. DialogSum's test split is not
+# available here, so ours is the validation split. On SNIPS the published F1 is over slots and ours over words: they
+# do not compare.
 #
 # ## How much of the difference between objectives is seed noise?
 #
@@ -213,17 +216,17 @@ if len(seeds):
     display(pd.concat(both, axis=1).loc[quantities].round(2))
 
 # %% [markdown]
-# The table shows how far apart the means of objectives are on a task, and the seeds of one objective (least and most
-# over tasks and objectives). On real text, vanilla and CALM were trained with two seeds each; FREE, late-weighted and
-# CALM's loss as published once. As published that loss is of all layers in every step, in place of one that is drawn: it
-# makes little difference. Scores at full depth are within half a point of our CALM's, and predictions are final 0.2 layers
-# earlier.
+# The table shows two spreads: between the means of the objectives on a task, and between the seeds of one objective
+# on a task. Of each it has the smallest and the largest value. On real text, vanilla and CALM were trained with two
+# seeds each; FREE, late-weighted and CALM with its published loss with one. The published loss supervises all layers
+# in every step instead of drawing one, which makes little difference: scores at full depth are within half a point of
+# our CALM's, and predictions are final 0.2 layers earlier.
 #
-# The objective decides where predictions become final: vanilla and CALM are 3 to 5 layers apart, seeds 0.2 at most. The
-# same holds for savings: FLOPs at a threshold of 0.9 differ by 25 percentage points or more between objectives and by 3
-# at most between seeds. Fewer FLOPs are not better at an equal threshold: vanilla exits earlier and loses most of its
-# score, CALM keeps 98 to 101 % of it. Scores at full depth are the other way round. Objectives differ by up to 2 points,
-# seeds by up to 1.
+# The objective decides where predictions become final: vanilla and CALM are 3 to 5 layers apart, seeds 0.2 at most.
+# The same holds for savings: FLOPs at a threshold of 0.9 differ by 25 percentage points or more between objectives
+# and by 3 at most between seeds. Fewer FLOPs are not better at an equal threshold: vanilla exits earlier and loses
+# most of its score, CALM keeps 98 to 101 % of it. Scores at full depth tell objectives apart less clearly: objectives
+# differ by up to 2 points, seeds by up to 1.
 #
 # ## What an objective costs before any token exits
 #
@@ -254,10 +257,10 @@ if len(costs):
 #
 # ## What this shows, and what it does not
 #
-# An objective changes *where* in the decoder a prediction becomes final, by three to five layers; a seed does not. The
-# price is about two points of score at full depth, on two of three tasks. FREE and late-weighted training have one seed
-# on real text, and scores within 1 point of vanilla's: whether they cost something is open. No score here can be
-# compared with those of the two papers, whose models and corpora are others.
+# The objective changes *where* in the decoder a prediction becomes final: vanilla and CALM are three to five layers
+# apart, seeds 0.2 at most. CALM pays about two points of score at full depth, on two of three tasks. FREE and
+# late-weighted training have one seed on real text, and scores within 1 point of vanilla's: whether they cost
+# something is open. No score here can be compared with those of the two papers, whose models and corpora are others.
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 

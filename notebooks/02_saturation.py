@@ -8,12 +8,12 @@
 #
 # **What the paper says** (MEE, section 4; T5-large, CNN/DailyMail, 24 layers). The prefixes whose states are most
 # similar to the last layer's state become similar at layer 8.65 on average, the least similar ones at 18.46; the easy
-# ones are longer (58 against 11 tokens). Counted from the first layer, similarity rises strictly for more easy than
-# difficult prefixes (24 % against 3 %); counted from a later layer, it does so for nearly all difficult ones (97 %).
+# ones are longer (58 against 11 tokens). From the first layer on, similarity rises strictly for 24 % of the easy
+# prefixes and 3 % of the difficult ones; from a later layer on, for nearly all difficult ones (97 %).
 #
-# **What we do.** A token is called easy if its state comes close to the last layer's after only a few layers, that is,
-# if the angle between the two is small. Every prefix of every reference gives one token $t$ to predict; its similarity
-# at layer $l$, and the first layer whose state is similar to the last layer's, are
+# **What we do.** As in the paper, a prefix is called easy if its states come close in angle to the last layer's state
+# early on, measured by the mean similarity over layers (Table 1). Every prefix of every reference gives one token $t$
+# to predict; its similarity at layer $l$, and the first layer whose state is similar to the last layer's, are
 #
 # $$c_t^l = \cos\bigl(n(h_t^l),\,n(h_t^L)\bigr),
 # \qquad f_t = \min\,\{\,l : c_t^l \ge \theta\,\}, \quad \theta = 0.9,$$
@@ -67,9 +67,9 @@ tokenizer = experiment.tokenizer()
 # %% [markdown]
 # ## Similarity
 #
-# A trace along the references holds $c_t^l$ for every token and layer. For a few sentences we keep the states, too, and
-# compute it by hand. The final norm divides a state by its length and multiplies it by a weight for each dimension; a
-# cosine does not see the length.
+# We run the decoder with teacher forcing on the references and store $c_t^l$ for every token and layer (a *trace*).
+# For a few sentences we keep the states, too, and compute $c_t^l$ by hand. The final norm divides a state by its
+# length and multiplies it by a weight for each dimension; a cosine does not see the length.
 
 # %%
 tasks = experiment.tasks(limit)
@@ -175,9 +175,9 @@ experiment.save_figure(figure, "single_prefixes", singles, with_legend=False)
 # %% [markdown]
 # ## What is circular in this
 #
-# Selecting by similarity and then reporting similarity must show a contrast. How much of it is the selection alone? We
-# shuffle the similarities of each layer among all prefixes of CALM. What a layer's similarities are stays the same, but
-# now no prefix is easier than another.
+# If we select by similarity and then report similarity, a contrast is bound to appear. How much of it is due to the
+# selection alone? We shuffle the similarities of each layer among all prefixes of CALM. Each layer keeps its
+# distribution of similarities, but now no prefix is easier than another.
 
 # %%
 random = np.random.default_rng(0)
@@ -192,10 +192,10 @@ for task in tasks:
     print(f"{task}: difficult prefixes {apart[0]:.1f} layers later, if shuffled {apart[1]:.1f}")
 
 # %% [markdown]
-# A part of the contrast is there even so: that difficult prefixes become similar later shows nothing by itself. The larger
-# part is not made by the selection alone, against our expectation; a prefix keeps its place from layer to layer. But mean
-# similarity and first similar layer are two summaries of the same curve, and cannot say whether a token is easy in
-# any other sense.
+# Part of the contrast survives the shuffling, so that difficult prefixes become similar later shows nothing by
+# itself. Contrary to our expectation, the larger part is not due to the selection alone: prefixes keep their rank
+# from layer to layer. But mean similarity and first similar layer are two summaries of the same curve, and cannot say
+# whether a token is easy in any other sense.
 #
 # So we select a second time, by the model's loss on the token. (On synthetic data the table also selects by known
 # difficulty: grammatical and copied tokens against all others.) What contrast survives another criterion is
@@ -246,9 +246,9 @@ titles = {
 display(later.rename(columns=titles, index=figures.label).round(2))
 
 # %% [markdown]
-# Selected by similarity, difficult prefixes have their first similar state 0.8 to 1.3 layers after easy ones. Selected by
-# loss, the difference is at most 0.2 layers, and about a quarter of the gap in cosine is left. States of easy and of
-# difficult tokens saturate at nearly the same layer.
+# Selected by similarity, difficult prefixes have their first similar state 0.8 to 1.3 layers after easy ones.
+# Selected by loss, the difference is at most 0.2 layers, and about a quarter of the gap in cosine is left. So if
+# tokens are selected by loss, the states of easy and of difficult ones saturate at nearly the same layer.
 #
 # Their predictions do not: tokens of high loss reach their final prediction 1.4 to 3.9 layers after those of low loss.
 # Prefixes of low similarity are later, too, by 1.2 to 2.5 layers, so similarity reflects ease in part.
@@ -359,9 +359,10 @@ else:
 #
 # ## Confident, and not saturated
 #
-# A layer can be confident of the token while its state is still far from the last layer's. For how many tokens does the
-# top-1 probability exceed $\theta$ too after a third of the layers, and how many of these have no similar state by then?
-# And do tokens get easier along an output? We look at the entropy of the last layer in each third of the outputs.
+# A layer can be confident of the token while its state is still far from the last layer's. After a third of the
+# layers, for how many tokens does the top-1 probability exceed the same value, $\theta$, and how many of these have
+# no similar state by then? And do tokens get easier along an output? We look at the entropy of the last layer in each
+# third of the outputs.
 
 
 # %%
@@ -391,11 +392,11 @@ display(of_main[["sure", "unsaturated"]].join(places.add_prefix("entropy, third 
 #
 # ## What this shows, and what it does not
 #
-# The paper's selection finds prefixes whose states saturate early; that their tokens are easy is true in part. Selected by
-# loss, easy tokens have their final prediction much earlier than difficult ones, but their states saturate at the same
-# layer. For exits the prediction is what counts, and it is final long before the state is. Length and strict rise, the
-# paper's other two contrasts, are not there at all. All of this is measured at full depth, along references, on small
-# models of twelve layers and outputs of a sentence or two.
+# The paper's selection finds prefixes whose states saturate early; that their tokens are easy is true in part.
+# Selected by loss, easy tokens have their final prediction much earlier than difficult ones, but their states
+# saturate at the same layer. For exits the prediction is what counts, and it is final long before the state is. The
+# paper's other two contrasts, longer easy prefixes and strictly rising similarity, are not reproduced. All of this is
+# measured at full depth, along references, on small models of twelve layers and outputs of a sentence or two.
 #
 # ## Statements, published and ours
 #

@@ -3,9 +3,9 @@
 #
 # [‹ 02 saturation](02_saturation.ipynb) · [all notebooks](../README.md#the-notebooks) · [04 contrastive decoding ›](04_contrastive_decoding.ipynb)
 #
-# **Question.** A rule on probabilities multiplies the state by the whole LM head at every layer, which can cost more
-# than the exit saves. How many vocabulary tokens does it have to score, what is lost by leaving out the rest, and does
-# the rule become cheaper than full depth?
+# **Question.** An exit rule that looks at probabilities multiplies the state by the whole LM head at every layer,
+# which can cost more than the exit saves. How many vocabulary tokens must it score, what is lost by leaving out the
+# rest, and does decoding with the rule then cost less than full depth?
 #
 # **What the paper says** (*Not all FLOPs are created equally*). The final token ranks high after a few layers, more so in
 # fine-tuned models. So the first layer at which a token may exit scores the whole vocabulary, and later layers, the last
@@ -229,12 +229,12 @@ display(shown.rename(index=figures.label, columns=figures.label))
 #
 # ## Confidence against agreement, and the minimum exit layer that follows
 #
-# Mean top-1 probability (black) against *agreement*, the share of predictions that are already the last layer's (grey).
-# The paper reads a minimum exit layer off such a plot (19 of 24 in its last runs). Our rule needs a threshold, here that
-# of the tables below, on the margin between the two most probable tokens: a prediction above it is *confident*. The
-# minimum exit layer (dotted) is the earliest layer from which on nearly all confident predictions, a share `precision`,
-# are the last layer's. The stored table also has a variant without a threshold: the first layer from which on mean
-# confidence exceeds agreement by at most five points.
+# Mean top-1 probability (black) against *agreement*, the share of predictions that are already the last layer's
+# (grey). The paper reads a minimum exit layer off such a plot (19 of 24 in its last runs). Our rule calls a
+# prediction *confident* if the margin between the two most probable tokens exceeds a threshold, here that of the
+# tables below. The minimum exit layer (dotted) is the earliest layer from which nearly all confident predictions (a
+# share of `precision`) are the last layer's. The stored table also has a variant without a threshold: the first layer
+# from which on mean confidence exceeds agreement by at most five points.
 
 
 # %%
@@ -349,20 +349,21 @@ display(by_rule[by_rule.model.isin(tuned)].replace({name: figures.label(name) fo
 #
 # Vanilla is another matter. At a threshold of 0.9 its exits destroy the output before pruning does anything: with the
 # whole vocabulary it keeps 47 % of its score on question answering, 55 % on translation and nothing on summarization,
-# where all tokens exit at the first layer that may; its answers become seven times too long. A pruned last layer takes most
-# of the rest: 8 % of the score is left on question answering and 33 % on translation, and up to 65 % of the outputs change.
-# A whole last layer mends most of that (43 and 55 %).
+# where all tokens exit at the first layer that may; its answers become seven times too long. Pruning the last layer
+# lowers the score further, to 8 % on question answering and 33 % on translation, and up to 65 % of the outputs
+# change. A whole last layer mends most of that (43 and 55 %).
 #
-# Does the minimum layer help? Exits from the layer on that the rule proposes keep at least 97 % of either model's score,
-# for vanilla at more FLOPs than full depth; exits from layer 1 on keep nothing of vanilla's and 48 to 83 % of CALM's.
+# Does the minimum layer help? If exits begin at the layer that the rule proposes, both models keep at least 97 % of
+# their score, though vanilla then takes more FLOPs than full depth. If they begin at layer 1, vanilla keeps nothing
+# and CALM 48 to 83 %.
 #
 # ## The paper's table beside ours
 #
-# The paper's models exit from about `VANILLA_FROM` (14 of 24 layers) on: its pruned T5-large exits at 59 to 63 % of
-# the depth. So we decode vanilla, the ordinary fine-tuned model, with exits from that share of the depth on. A
-# published row is matched to ours if its model is fine-tuned and we have its task; its "full depth", which exits as well,
-# to our margin over the whole vocabulary. In both, pruning includes the last layer. Scores cannot be compared across models
-# and corpora; the effect of pruning can. Published rows rest on about ten examples.
+# The paper's models exit from about layer 14 of 24 (`VANILLA_FROM`): its pruned T5-large exits at 59 to 63 % of the
+# depth. So vanilla, the ordinary fine-tuned model, is decoded with exits from the same share of its depth. A
+# published row is matched to ours if its model is fine-tuned and we have its task. The published "full depth" exits,
+# too, and is matched to our margin over the whole vocabulary. In both, pruning includes the last layer. Scores cannot
+# be compared across models and corpora; the effect of pruning can. Published rows rest on about ten examples.
 
 # %%
 published_from = round(VANILLA_FROM * experiment.layers)
@@ -426,11 +427,12 @@ if len(times):
     display(shown.rename(index=figures.label, columns=figures.label))
 
 # %% [markdown]
-# A margin over the whole vocabulary costs the FLOPs of 2.2 layers of T5-large, and pays only if tokens exit before 42 % of
-# the depth; over 256 tokens it costs a fiftieth of a layer and pays at almost any depth. In wall-clock time
-# 04 measures 2.4 layers for the same decision. With our small models, one output at a time, a fixed list makes CALM at most
-# 3 % faster than the whole vocabulary; in batches of 32 it makes translation 16 % faster, and the other tasks hardly. At this threshold, exits over a fixed list are 1.4 times as fast as full depth on question
-# answering, one output at a time, and about as fast on the other tasks; in batches of 32 they are slower.
+# A margin over the whole vocabulary costs the FLOPs of 2.2 layers of T5-large, and pays only if tokens exit before 42
+# % of the depth; over 256 tokens it costs a fiftieth of a layer and pays at almost any depth. In wall-clock time 04
+# measures 2.4 layers for the same decision. With our small models, one output at a time, a fixed list makes CALM at
+# most 3 % faster than the whole vocabulary; in batches of 32 it makes translation 16 % faster and hardly helps the
+# other tasks. At this threshold, exits over a fixed list are 1.4 times as fast as full depth on question answering,
+# one output at a time, and about as fast on the other tasks; in batches of 32 they are slower.
 #
 # ## At equal quality
 #
@@ -470,11 +472,12 @@ for rule in order:
     print(f"{figures.label(rule)}:", *of_rule.flops_share.map("{:.0%}".format))
 
 # %% [markdown]
-# Fixed and decaying lists take 51 to 55 % of full depth's FLOPs on question answering, 76 to 78 % on translation and 91 to
-# 93 % on summarization; the whole vocabulary takes 55, 120 and 127 %. Adaptive pruning saves next to nothing of that: it
-# keeps at least a tenth of the vocabulary. Over the same tokens, the rising top-1 rule costs more than the margin on every
-# task, with pruning and without. A pruned last layer limits what can be asked for: no threshold of a fixed list reaches
-# 99.5 % on summarization; with a whole last layer, 95 % of the FLOPs do.
+# Fixed and decaying lists take 51 to 55 % of full depth's FLOPs on question answering, 76 to 78 % on translation and
+# 91 to 93 % on summarization; the whole vocabulary takes 55, 120 and 127 %. Adaptive pruning saves next to nothing of
+# that: it keeps at least a tenth of the vocabulary. Over the same tokens, the rising top-1 rule costs more than the
+# margin on every task, with pruning and without. A pruned last layer limits the agreement that can be reached: with a
+# fixed list, no threshold keeps 99.5 % of the predictions on summarization. With a whole last layer one does, at 95 %
+# of full depth's FLOPs.
 #
 # ## What this shows
 #

@@ -101,8 +101,8 @@ def jsd_amateur(expert, earlier):
 
 
 # %% [markdown]
-# On one token of each task, at every layer, the library says the same. These tokens are those whose prediction weighted
-# contrast changes although the expert, layer `expert_layer`, is most certain of it.
+# The library is checked against these formulas on one token of each task, at every layer. Among the tokens whose
+# prediction weighted contrast changes, it is the one of which the expert, layer `expert_layer`, is most certain.
 
 # %%
 text = token_text(experiment.tokenizer())
@@ -253,10 +253,10 @@ for name, rows in areas.groupby("model", sort=False):
     )
 
 # %% [markdown]
-# It does not. CALM's plain margin reaches an AUROC of 0.93, both contrasts 0.87; vanilla's reaches 0.81 and 0.77. The
-# plain margin is ahead of both contrasts at all 17 of CALM's layers that can be ranked, and at 19 of vanilla's 23. The
-# gap grows with depth, where both layers agree on most tokens: agreement is a sign that a prediction is final, and
-# contrast counts it against the token.
+# It does not. For CALM the plain margin reaches an AUROC of 0.93 and both contrasts 0.87; for vanilla, the margin
+# reaches 0.81 and both contrasts 0.77. The plain margin is ahead of both contrasts at all 17 of CALM's layers that
+# can be ranked, and at 19 of vanilla's 23. The gap grows with depth, where both layers agree on most tokens:
+# agreement is a sign that a prediction is final, and contrast counts it against the token.
 #
 # ## Is it cheaper at equal quality?
 #
@@ -314,8 +314,9 @@ shown = shown.assign(rule=shown.rule.map(figures.label))
 display(shown.pivot(index="rule", columns="task", values="mean_exit_layer").round(2))
 
 # %% [markdown]
-# Without the mass tokens exit up to 0.1 layers earlier than with it, and later than under the plain margin on every
-# task. The gain at a threshold of 0.9 was one of calibration: a confidence of one means less there.
+# Without the mass, tokens exit at most 0.1 layers earlier than with it, and on every task later than under the
+# plain margin. The gain at a threshold of 0.9 was one of calibration: without the mass, a confidence of one means
+# less.
 #
 # Other minimum exit layers, 98 % of the predictions kept, `top_k` tokens scored; FLOPs, means over tasks:
 
@@ -370,9 +371,10 @@ for level, rows in kept.groupby("alpha"):
     print(f"alpha = {level}: score clearly {counts}; {1 - rows.same_output.mean():.0%} of the outputs change")
 
 # %% [markdown]
-# No. With the public code's $\alpha = 0.1$ the score falls clearly in 8 of 12 cases, by as much as 21 %. With
-# $\alpha = 0.5$ it is clearly lowered in none, and clearly raised in none. Yet the two layers often disagree: 62 and 51 %
-# of the outputs change. For these models, what a deep layer believes more than a shallow one is not the better token.
+# No. With the public code's $\alpha = 0.1$ the score falls clearly in 8 of 12 cases, by as much as 21 %. With $\alpha
+# = 0.5$ it is clearly lowered in none, and clearly raised in none. Yet contrast often changes the output: 62 and 51 %
+# of the outputs differ. For these models, the token that gains most probability from a shallow to a deep layer is not
+# the better one.
 #
 # ## Is it a Pareto improvement?
 #
@@ -463,9 +465,9 @@ if len(measured):
 # ## Long inputs
 #
 # The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on other long
-# documents, with a mini LongT5 of **random weights**: these are costs, not scores. Shares of full depth's FLOPs, with
-# the parts that go to *logits* and to the keys and values of the *source*; every layer decides, and only a fixed layer
-# exits.
+# documents, with a mini LongT5 of **random weights**: these are costs, not scores. FLOPs as shares of full depth's,
+# and the parts that go to *logits* and to the keys and values of the *source*. Under the confidence rules every layer
+# decides and no token exits; only the static rule exits, at a fixed layer.
 
 # %%
 documents = experiment.long_documents(long_corpus, long_limit)["Multi-News"]
@@ -494,17 +496,17 @@ display(
 )
 
 # %% [markdown]
-# With a long source, cross-attention and the keys and values of the source outweigh the logits: at 5,519 source tokens
-# they are 88 % of full depth's FLOPs, logits 0.3 %. At the sizes of T5-large, a decision over the whole vocabulary in
-# every layer costs 149 % of full depth with 64 source tokens, and 5 % with 16,384. Deciding is expensive where inputs are
-# short; there pruning pays.
+# With a long source, cross-attention and the keys and values of the source outweigh the logits: at 5,519 source
+# tokens they are 88 % of full depth's FLOPs, logits 0.3 %. At the sizes of T5-large, decisions over the whole
+# vocabulary add 149 % to full depth's FLOPs with 64 source tokens, and 5 % with 16,384. Deciding is expensive where
+# inputs are short; there pruning pays.
 #
 # ## What this shows, and what it does not
 #
 # - As a confidence, contrast ranks predictions worse than the plain margin does, for CALM and for vanilla.
 # - At equal quality it exits later and costs more. JSD's search finds the first layer.
 # - What looked like a gain is the public code's missing mass: a confidence of one where one token is plausible.
-# - As a decoder it gains nothing, and at the published $\alpha$ it loses.
+# - As a decoding method it gains nothing, and with the $\alpha$ of the public code it loses.
 #
 # Not shown: large models, as in Gera et al. and Chuang et al.; open-ended text, for which contrast was designed; and
 # quality on long documents, for which no trained model is available here.

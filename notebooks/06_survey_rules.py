@@ -90,8 +90,8 @@ policies = {rule: RULES[rule].policy(1.0, settings, classifiers) for rule in rul
 # | | token lookup table (HashEE) | of the training tokens that follow the *last* token, the share that was final by layer $l$ |
 # | threshold | bandit (UCBEE, CeeBERT) | $p_l(y_l)$, the threshold being the arm that has paid best so far |
 #
-# Those that need no training are a few lines of numpy. Each is what the library's rule says of every token of the
-# traces.
+# Those that need no training are a few lines of numpy. The code checks that each gives the same confidences as the
+# library's rule for every token of the traces.
 
 # %%
 plain = {}  # what each rule says of each token; rules on probabilities score the whole vocabulary
@@ -134,10 +134,11 @@ for task in tasks:
 # threshold of 0.9; as these are defined up to a constant, that means nothing (08 shows what it does). The mistake in
 # PCEE-BERT's is the subject of the next section.
 #
-# Rules that read probabilities score the same tokens here, or else the cost of the LM head would decide the comparison:
-# the whole vocabulary at the first exit, the `top_k` best of these at later exits (*fixed pruning*, 03), and the whole
-# vocabulary again at the last layer, so that a token that never exits is the one of full depth. Their public code was
-# written for classifiers with a few labels, which have nothing to prune.
+# Where costs are compared, all rules that read probabilities score the same vocabulary tokens; otherwise the cost of
+# the LM head would decide the comparison. They score the whole vocabulary at the first exit and its `top_k` best
+# tokens at later exits (*fixed pruning*, chapter 03). The last layer scores the whole vocabulary again, so that a
+# token that never exits is that of full depth. Their public code was written for classifiers with a few labels, which
+# have nothing to prune.
 
 # %%
 sizes = {f"profile {profile}": traces[next(iter(tasks))].sizes}
@@ -213,9 +214,10 @@ display(by_pair.rename(columns=figures.label).map("{:.1%}".format))
 #
 # ## Which rules rank tokens best?
 #
-# AUROC, the area under the ROC curve: of two tokens at a layer, one whose prediction is already the last layer's and one
-# whose is not, how often does the first have the higher confidence? An area of one half is guessing; no threshold is
-# involved. Every rule scores the whole vocabulary here. The mean over layers weights each by its pairs of tokens.
+# AUROC, the area under the ROC curve: take two tokens at a layer, one whose prediction is already the last layer's
+# and one whose prediction is not. How often does the first have the higher confidence? An area of one half is
+# guessing; no threshold is involved. In this section every rule scores the whole vocabulary at every exit. The mean
+# over layers weights each layer by its number of token pairs.
 
 # %%
 experiment.save_table(experiment.table(decisions.ranking, plain, keys), "ranking_by_layer")
@@ -281,17 +283,17 @@ experiment.save_figure(figure, "alike", cells)
 
 # %% [markdown]
 # Margin, largest probability and entropy order tokens alike, with correlations of at least 0.96; the ensemble and
-# patient entropy come close to them (0.92 or more). At a correlation of 1 two rules let the same tokens exit at this
-# layer, once their thresholds are matched: whatever separates these rules in the literature, here it is not which tokens
-# they pick. Patience and vote are one rule at this layer. Rules on states agree less with these, and little with each
-# other.
+# patient entropy come close to them (0.92 or more). If two rules have a correlation of 1 and matched thresholds, the
+# same tokens exit at this layer. These come close to that: whatever separates them in the literature, here it is not
+# which tokens they pick. Patience and vote order tokens alike at this layer. Rules on states agree less with these,
+# and little with each other.
 #
 # ## At equal loss
 #
-# The *consistency loss* of an output is one minus its score with the output of full depth as the reference. Every rule
-# was decoded at thresholds from strict to loose. The decoder FLOPs at a given loss are read off the line between two
-# settings, never outside them. Only settings at which some token exits count, since without exits every rule loses
-# nothing. *A fixed layer* lets every token exit there.
+# The *consistency loss* of an output is one minus its score with the output of full depth as the reference. Every
+# rule was decoded at thresholds from strict to loose. The decoder FLOPs at a given loss are interpolated linearly
+# between two settings, and never extrapolated. Settings at which no token exits are left out, since there every rule
+# loses nothing. *A fixed layer* lets every token exit there.
 
 # %%
 stored = read_measured(experiment.profile.name, MAIN_MODEL)
@@ -335,14 +337,14 @@ for row in cheapest.loc[cheapest.groupby("task", sort=False).flops_share.idxmin(
 # FLOPs on question answering and about five sixths on translation; on summarization no rule saves more than 5 % even
 # then. A fixed layer loses more than 1 % on every task.
 #
-# So several exits are not more reliable than one. And the expectation was half right: where little can be saved, what a
-# decision costs matters most; where much can be, what it looks at.
+# So several exits are not more reliable than one. The expectation was half right: where little can be saved, what a
+# decision costs matters most; where much can be saved, what it looks at.
 #
 # ## As drafts
 #
-# The same exits may be *drafts* that the last layer verifies, so that the output is that of full depth (07). Here they
-# are at the setting with the loosest threshold that loses no more than `demand` on *validation* examples; a bandit
-# has one setting, of its own.
+# The same exits may be *drafts* that the last layer verifies, so that the output is that of full depth (07). Each
+# rule has its loosest threshold that loses no more than `demand` on *validation* examples. The bandit sets its own
+# threshold, so it has only one setting, whatever that loses.
 
 # %%
 replays = dict(plain)
@@ -389,21 +391,22 @@ shown = shown.rename(index=figures.label).map("{:.2f}".format, na_action="ignore
 display(shown.astype(object).fillna("–"))
 
 # %% [markdown]
-# Means over tasks; `bench.csv` has them task by task, with intervals. `guaranteed`: FLOPs at a threshold with which Learn
-# then Test guarantees a mean loss of at most the parameter `guaranteed` (08; 1 where no threshold passes). `flops_share`
-# to `retained`, the share of the score that is kept, are those of the setting. `tokens_a_round`: how many tokens one
-# verification yields. `verified_speed`: tokens a second with the exits as drafts, one output at a time (1 = full depth).
+# Means over tasks; `bench.csv` has them task by task, with intervals. `guaranteed`: decoder FLOPs (1 = full depth) at
+# a threshold for which Learn then Test guarantees a mean loss no larger than the parameter of that name (chapter 08;
+# 1 where no threshold passes). `flops_share` to `retained`, the share of the score that is kept, are measured at that
+# setting of the rule. `tokens_a_round`: how many tokens one verification yields. `verified_speed`: tokens a second
+# with the exits as drafts, one output at a time (1 = full depth).
 #
-# Thresholds that are safe unverified are too strict for drafts: most rules draft so little that verified exits are
-# slower than full depth. The bandit, whose exits cost more than 10 % of an output unverified, makes the fastest drafts
-# on every task, about three tokens a round. Once exits are verified, the threshold is a matter of speed alone, and 07
-# chooses it as such.
+# Thresholds strict enough to be safe without verification are too strict for drafting: under most rules so few tokens
+# are drafted that verified exits are slower than full depth. The bandit, whose consistency loss is above 10 % if its
+# exits are not verified, is the fastest at drafting on every task, with about three tokens a verification. Once exits
+# are verified, the threshold is a matter of speed alone, and 07 chooses it as such.
 #
 # ## What this shows, and what it does not
 #
-# In generation one of the simplest rules is the best: the margin of one layer's probabilities. Some rules are others
-# under a new name, and what is new in the rest, counting agreement or reading states, tells less about whether a token is
-# final. What is saved at a given loss depends on the task more than on the rule.
+# In generation one of the simplest rules ranks tokens best: the margin of one layer's probabilities. Some rules are
+# others under a new name, and what is new in the rest, counting agreement or reading states, tells less about whether
+# a token is final. What is saved at a given loss depends on the task more than on the rule.
 #
 # One backbone, trained jointly; one seed of each trained rule; patience, window and `top_k` at one setting.
 # Not here: JEI-DNN, patience with similarity (Gao et al. 2023), LeeBERT's training, DynExit's weights, ETFEE, exits
@@ -414,8 +417,8 @@ display(shown.astype(object).fillna("–"))
 #
 # ## Statements, published and ours
 #
-# *Published* is the number, or how the survey makes the statement. Whether a statement holds, corrected for the number
-# of tests, is in the [ledger](../figures/results/ledger.md).
+# The column *published* has the survey's number or, where it gives none, how it makes the statement. The
+# [ledger](../figures/results/ledger.md) says whether each statement holds, corrected for the number of tests.
 
 # %%
 tables = {task: {"bench": bench[bench.task == task], "same": same[same.task == task]} for task in tasks}

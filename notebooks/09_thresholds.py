@@ -12,8 +12,9 @@
 # longer, so that a threshold may fall (MuE).
 #
 # **What we do.** Everything is replayed on one frozen model: the threshold is chosen on some outputs, and its loss is
-# reported on others. Rules that read probabilities score few vocabulary tokens before the last layer and all at it, as
-# in [06](06_survey_rules.ipynb). A replay does not see what an exit changes in later tokens.
+# reported on others. As in [06](06_survey_rules.ipynb), rules that read probabilities score the whole vocabulary at
+# the first exit and at the last layer, and a few of its tokens in between. A replay does not see what an exit changes
+# in later tokens.
 #
 # **Expectation.** A bandit maximises its reward, which is not quality; and a threshold is valid only for inputs
 # like those on which it was chosen.
@@ -133,15 +134,17 @@ shown = experiment.save_table(keepers, "bandit_or_calibrated")
 display(shown.assign(task=shown.task.map(label)).set_index(["task", "who"])[columns].round(3))
 
 # %% [markdown]
-# The bandit does what it is built for: over one stream it earns nearly as much as the best fixed arm. But nothing bounds what
-# it loses. On real text every order of the outputs ends above the target, with losses of 7 to 17 %. A calibrated threshold
-# never does, and exits 1 to 2 layers later; with 150 outputs to calibrate on it is stricter than it need be, at a loss of
-# about 1 %. All are points near one curve: the choice is where to stand on it, and reward does not say.
+# The bandit does what it is built for: over one stream it earns nearly as much as the best fixed arm. But nothing
+# bounds what it loses. On real text every order of the outputs ends above the target, with losses of 7 to 17 %. A
+# calibrated threshold never does, and exits 1 to 2 layers later; with 150 outputs to calibrate on it is stricter than
+# it need be, at a loss of about 1 %. All are points near one curve of loss against depth. What remains is to choose a
+# point on it, and the reward does not say which.
 #
 # ## Exits at intervals
 #
-# With the margin over few tokens, tokens may exit at every layer from `min_layer` on, or at every second, third or
-# fourth of them. The threshold is chosen again for each on some outputs, and its loss is reported on others.
+# The rule is the margin over few vocabulary tokens. Exits are allowed at every layer from `min_layer` on, or at every
+# second, third or fourth of these layers. For each spacing the threshold is chosen anew on some outputs, and its loss
+# is reported on others.
 
 # %%
 replays = {}
@@ -177,9 +180,9 @@ display(
 )
 
 # %% [markdown]
-# For a mean loss of 1 %, exits at every third layer cost more on question answering, 77 % of full depth's FLOPs in place of
-# 71 %, and about as much on the other two, where most of the depth is spent anyway. A decision over few tokens is so cheap that
-# leaving some out saves next to nothing.
+# For a mean loss of 1 %, exits at every third layer cost more on question answering, 77 % of full depth's FLOPs in
+# place of 71 %, and about as much on the other two, where most of the depth is spent anyway. A decision over few
+# vocabulary tokens is so cheap that deciding less often saves next to nothing.
 #
 # ## In another domain
 #
@@ -242,10 +245,11 @@ print(
 )
 
 # %% [markdown]
-# A threshold is valid where it was chosen. In-domain one rule of 18 exceeds twice its target somewhere (MuE's falling
-# similarity, whose strictest setting loses more); on another task 6 do, on another corpus 12. Questions are the worst case:
-# 11 rules exceed it on SQuAD, one or two on other corpora of translations. The confidence itself moves, too. Of how many
-# tokens is the first exit confident, and how many of these does the last layer contradict?
+# With one exception, thresholds hold in the domain where they were chosen. In-domain, one rule of 18 loses more than
+# twice its target on some task (MuE's falling similarity, even at its strictest setting); on another task 6 rules do,
+# on another corpus 12. Questions are the worst case: 11 rules exceed it on SQuAD, one or two on other corpora of
+# translations. The confidence itself moves, too. Of how many tokens is the first exit confident, and how many of
+# these does the last layer contradict?
 
 # %%
 moved = pd.concat(moved, ignore_index=True)
@@ -284,13 +288,13 @@ display(
 # ## What this shows, and what it does not
 #
 # A bandit needs no calibration set and gives no guarantee; a calibrated threshold is the other way around, and its
-# guarantee (08) says nothing of another domain. Exits at every layer cost no more than at some. A threshold that falls along the
-# output has no reason to on these tasks.
+# guarantee (08) says nothing of another domain. Exits at every layer cost no more than at some. Only on question
+# answering do the errors of the first exit give a threshold a reason to fall along the output.
 #
 # ## Statements, published and ours
 #
-# *Published* is the number, or how the survey makes the statement. Whether a statement holds, corrected for the number
-# of tests, is in the [ledger](../figures/results/ledger.md).
+# The column *published* has the survey's number or, where it gives none, how it makes the statement. The
+# [ledger](../figures/results/ledger.md) says whether each statement holds, corrected for the number of tests.
 
 # %%
 measured = {"thirds": thirds, "spaced": spaced, "travelled": travelled, "moved": moved, "keepers": keepers}

@@ -79,8 +79,8 @@ print("CALM, right at the last layer:", *(f"{row.task} {row.right:.1%}," for row
 
 # %% [markdown]
 # On real text, up to 6 % of CALM's tokens are right at an earlier layer and wrong at the last; vanilla's share is of
-# the same size. That is what a rule that knew the truth could correct, in addition to the tokens that are right anyway.
-# No rule will: a token has as many chances to be right as there are layers, and nothing says which of them is right.
+# the same size. An oracle that knew the reference could get these tokens right by exiting earlier. No real rule will:
+# each layer is another chance to hit the right token, and nothing says which layer has.
 #
 # ## Fake confidence
 #
@@ -114,12 +114,13 @@ print(
 #
 # ## How a rule is trained
 #
-# Two comparisons, over all layers at which a rule decides; every layer scores the whole vocabulary. BERxiT's learning to
-# exit and CALM's linear classifier are the same linear unit trained with different losses: squared error, or
+# Two comparisons, over all layers at which a rule decides; every layer scores the whole vocabulary. BERxiT's learning
+# to exit and CALM's linear classifier are the same linear unit trained with different losses: squared error, or
 # cross-entropy that weighs both classes equally. `roc_area` (AUROC) is how well a rule tells final predictions from
-# others. The predicted state and the ensemble emit tokens of their own: `right` is how often that token is the last
-# layer's. *Distilled*: the map of a layer learns all of the last layer's distribution, as FastBERT's exits do (Liu et al.
-# 2020), in place of the last state. How the *model* is trained is another question, asked in 00 and 01.
+# others. The predicted state and the ensemble emit tokens of their own. In this table `right` is how often that token
+# is the last layer's, not the reference's. The predicted state comes from a linear map that is trained at each layer.
+# *Distilled*: the map is trained to match all of the last layer's distribution, as FastBERT's exits are (Liu et al.
+# 2020), in place of its state. How the *model* is trained is another question, asked in 00 and 01.
 
 # %%
 trained_with = {
@@ -159,21 +160,22 @@ display(shown.pivot(index=["rule", "trained by"], columns="task", values=["roc_a
 
 # %% [markdown]
 # The loss of the linear unit matters: balanced cross-entropy gives it the larger area on every task. But with neither
-# loss does it reach the largest probability, which needs no training; of the trained rules only the distilled map is ahead
-# of that, by less than 0.01. What training a map does change is the token: that of a distilled map is the last layer's
-# more often than the layer's own token.
+# loss does it reach the largest probability, which needs no training; of the trained rules only the distilled map is
+# ahead of that, by less than 0.01. What training a map does improve is the token: the one predicted through a
+# distilled map is the last layer's more often than the layer's own.
 #
 # ## What this shows, and what it does not
 #
-# Overthinking is real but small, and out of a rule's reach. Fake confidence is a property of models that were not trained
-# for exits. And a threshold on the largest probability is hard to beat by training a rule, if the model itself has been
-# trained. One seed of each trained rule, with the training that all classifiers get: longer training may help BERxiT's
-# unit. The map of a predicted state has more to do on a model that was not trained for exits.
+# Overthinking is real but small, and out of a rule's reach. Except at the first layer, fake confidence is a property
+# of models that were not trained for exits. And if the model itself was trained for exits, a trained rule hardly
+# beats a threshold on the largest probability. One seed of each trained rule, with the training that all classifiers
+# get: longer training may help BERxiT's unit. The map of a predicted state has more to do on a model that was not
+# trained for exits.
 #
 # ## Statements, published and ours
 #
-# *Published* is the number, or how the survey makes the statement. Whether a statement holds, corrected for the number
-# of tests, is in the [ledger](../figures/results/ledger.md).
+# The column *published* has the survey's number or, where it gives none, how it makes the statement. The
+# [ledger](../figures/results/ledger.md) says whether each statement holds, corrected for the number of tests.
 
 # %%
 tables = {

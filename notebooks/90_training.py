@@ -90,9 +90,9 @@ if len(curves):  # else the models of the profile are ready checkpoints
 # predict tokens. Layer 1 ends at 15 nats, far worse than a uniform guess among the 4,000 tokens of the vocabulary
 # (8 nats): there the LM head is confidently wrong. That is what an exit rule meets in a model trained for full depth alone.
 #
-# FREE's layers 5 to 8, which have no loss, end above its exit, layer 4. In late-weighted training the first four layers,
-# which have none either, end behind all others. At the last layer, vanilla ends at 1.92 nats and CALM at 2.02: the price
-# of exits, which 00 shows in points.
+# FREE's layers 5 to 8, which have no loss of their own, end with a higher cross-entropy than its exit, layer 4. In
+# late-weighted training the first four layers, which have none either, end with a higher one than all other layers.
+# At the last layer, vanilla ends at 1.92 nats and CALM at 2.02: the price of exits, which 00 shows in points.
 #
 # ## With and without intermediate steps
 #
@@ -127,8 +127,8 @@ if len(forms):
     experiment.save_figure(figure, "exact_match_by_form", forms)
 
 # %% [markdown]
-# As expected. In a sentence, the models of all objectives get more than nine of ten questions of each form right. In one
-# word that is so for one fact only; of two facts, counts and comparisons it is 30 to 63 %.
+# As expected. In a sentence, the models of all objectives get more than nine of ten questions of each form right. In
+# one word that holds only for questions about one fact; for two facts, counts and comparisons it is 30 to 63 %.
 #
 # ## Ablations
 #
@@ -159,10 +159,11 @@ if len(ablations):
     experiment.save_figure(figure, "ablations", runs, with_legend=False)
 
 # %% [markdown]
-# Two parts matter. Without heads that attend to neighbours (flat start), about half as many questions are answered right
-# in a sentence. And a model that never sees an intermediate step (bare value) learns nothing: even in one word, the only
-# form it is trained on, it answers no question. The intervals of all other changes overlap the recipe's. Each bar is a
-# single run, far shorter than the training of the models: a part that makes no difference here may still matter there.
+# Two parts matter. Without heads that attend to neighbours (flat start), about half as many questions are answered
+# right in a sentence. And a model that never sees an intermediate step (bare value) learns nothing: it answers no
+# question, not even in one word, the only form it is trained on. The intervals of all other changes overlap the
+# recipe's. Each bar is a single run, far shorter than the training of the models: a part that makes no difference
+# here may still matter there.
 
 # %% tags=["hide-input"]
 experiment.finish()

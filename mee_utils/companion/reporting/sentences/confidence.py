@@ -35,6 +35,6 @@ def sentences(real):
     )
     right = ways.right.unstack("task")
     yield (
-        "that of a distilled map is the last layer's more often",
+        "the one predicted through a distilled map is the last layer's more often",
         (right.loc["distilled"] > right.loc["untrained"]).all(),
     )

@@ -66,7 +66,8 @@ def _ranking(real):
     means = areas.groupby(["model", "task"]).mean().groupby("model").mean().round(2)
     contrasts = means[["weighted", "jsd"]]
     yield (
-        "CALM's plain margin reaches an AUROC of 0.93, both contrasts 0.87; vanilla's reaches 0.81 and 0.77",
+        "For CALM the plain margin reaches an AUROC of 0.93 and both contrasts 0.87; for vanilla, the "
+        "margin reaches 0.81 and both contrasts 0.77",
         means.unpruned.to_dict() == {"calm": 0.93, "vanilla": 0.81}
         and (contrasts.loc["calm"] == 0.87).all()
         and (contrasts.loc["vanilla"] == 0.77).all(),
@@ -105,10 +106,10 @@ def _equal(real):
     )
     bare = real("04_contrastive_decoding/without_the_mass").set_index("task").mean_exit_layer
     yield (
-        "Without the mass tokens exit up to 0.1 layers earlier than with it",
+        "Without the mass, tokens exit at most 0.1 layers earlier than with it",
         (layers.weighted - bare).max().round(1) == 0.1 and (bare < layers.weighted).all(),
     )
-    yield "and later than under the plain margin on every task", (bare > layers.unpruned).all()
+    yield "and on every task later than under the plain margin", (bare > layers.unpruned).all()
 
     starts = real("04_contrastive_decoding/minimum_layer")
     starts = starts.pivot_table(index="min_layer", columns="rule", values="flops_share")
@@ -132,7 +133,7 @@ def _decoder(real):
         (larger.high >= 1).all() and (rows.low <= 1).all(),
     )
     yield (
-        "62 and 51 % of the outputs change",
+        "62 and 51 % of the outputs differ",
         percent(1 - published.same_output.mean(), 1 - larger.same_output.mean()) == [62, 51],
     )
     settings = real("04_contrastive_decoding/pareto_verdict")
@@ -174,6 +175,6 @@ def _costs(real):
     grown = real("04_contrastive_decoding/long_inputs").query("shape == 't5-large' and rule == 'unpruned'")
     grown = grown.set_index("source_tokens").flops_share - 1
     yield (
-        "149 % of full depth with 64 source tokens, and 5 % with 16,384",
+        "add 149 % to full depth's FLOPs with 64 source tokens, and 5 % with 16,384",
         percent(grown[64], grown[16384]) == [149, 5],
     )

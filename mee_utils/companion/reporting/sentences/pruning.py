@@ -75,11 +75,11 @@ def _minimum(real):
 
     decoded = real("03_pruning/minimum_layer_decoded").set_index("model")
     yield (
-        "keep at least 97 % of either model's score, for vanilla at more FLOPs than full depth",
+        "both models keep at least 97 % of their score, though vanilla then takes more FLOPs than full depth",
         decoded.loc[["vanilla", "calm"]].retained.min() > 0.9695 and decoded.flops_share.vanilla.min() > 1,
     )
-    yield "exits from layer 1 on keep nothing of vanilla's", (decoded.retained_from_first.vanilla == 0).all()
-    yield ("and 48 to 83 % of CALM's", ends(decoded.retained_from_first.calm) == [48, 83])
+    yield "If they begin at layer 1, vanilla keeps nothing", (decoded.retained_from_first.vanilla == 0).all()
+    yield ("and CALM 48 to 83 %", ends(decoded.retained_from_first.calm) == [48, 83])
 
 
 def _decoded(real):
@@ -106,7 +106,7 @@ def _decoded(real):
     )
     yield "its answers become seven times too long", round(whole.length_share.question_answering) == 7
     yield (
-        "8 % of the score is left on question answering and 33 % on translation",
+        "lowers the score further, to 8 % on question answering and 33 % on translation",
         percent(answers.fixed, translations.fixed) == [8, 33],
     )
     yield "up to 65 % of the outputs change", percent(vanilla.other_output.max()) == [65]
@@ -166,7 +166,7 @@ def _costs(real):
     )
     others = gain[32].drop("translation")
     yield (
-        "in batches of 32 it makes translation 16 % faster, and the other tasks hardly",
+        "in batches of 32 it makes translation 16 % faster and hardly helps the other tasks",
         percent(gain[32, "translation"]) == [16] and others.max() < 0.04,
     )
     alone = speed.fixed[1]
@@ -200,8 +200,8 @@ def _equal(real):
     )
     strict = equal[equal.wanted == 0.995].set_index(["rule", "task"])
     yield (
-        "no threshold of a fixed list reaches 99.5 % on summarization; with a whole last layer, 95 % of the "
-        "FLOPs do",
+        "with a fixed list, no threshold keeps 99.5 % of the predictions on summarization. With a whole "
+        "last layer one does, at 95 % of full depth's FLOPs",
         strict.mean_exit_layer["fixed", "summarization"] == 12
         and percent(strict.flops_share["few", "summarization"]) == [95],
     )

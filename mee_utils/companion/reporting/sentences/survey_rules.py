@@ -15,15 +15,16 @@ def sentences(real):
     bench = real("06_survey_rules/bench").set_index(["task", "rule"])
     speeds = bench.verified_speed.unstack("rule")
     yield (
-        "most rules draft so little that verified exits are slower than full depth",
+        "under most rules so few tokens are drafted that verified exits are slower than full depth",
         (speeds.mean() < 1).mean() > 0.5,
     )
     bandit = bench.xs("bandit", level="rule")
     yield (
-        "whose exits cost more than 10 % of an output unverified, makes the fastest drafts on every task",
+        "whose consistency loss is above 10 % if its exits are not verified, is the fastest at drafting on "
+        "every task",
         (bandit.loss > 0.1).all() and (speeds.idxmax(axis=1) == "bandit").all(),
     )
-    yield "about three tokens a round", round(bandit.tokens_a_round.mean()) == 3
+    yield "about three tokens a verification", round(bandit.tokens_a_round.mean()) == 3
 
 
 def _same_rule(real):
@@ -62,7 +63,7 @@ def _alike(real):
     )
     close = alike.loc[["ztw", "pcee"], probabilities]
     yield "come close to them (0.92 or more)", (close > 0.915).all(axis=None)
-    yield "Patience and vote are one rule at this layer.", alike.loc["patience", "vote"] > 0.995
+    yield "Patience and vote order tokens alike at this layer.", alike.loc["patience", "vote"] > 0.995
     states = alike.loc[["linear", "hidden_similarity"], probabilities]
     yield (
         "Rules on states agree less with these, and little with each other.",

@@ -36,11 +36,12 @@ def sentences(real):
     yield ("layers 4 to 12 fall by 3 to 5 %", (round(100 * fall.min()), round(100 * fall.max())) == (3, 5))
     yield "Layer 1 ends at 15 nats, far worse than a uniform guess", vanilla[1] > 14.5 > math.log(4000)
     yield (
-        "FREE's layers 5 to 8, which have no loss, end above its exit, layer 4",
+        "FREE's layers 5 to 8, which have no loss of their own, end with a higher cross-entropy than its "
+        "exit, layer 4",
         (free.loc[5:8] > free[4]).all(),
     )
     yield (
-        "the first four layers, which have none either, end behind all others",
+        "the first four layers, which have none either, end with a higher one than all other layers",
         late.loc[:4].min() > late.loc[5:].max() and (weights.late_weighted.loc[:4] == 0).all(),
     )
     yield "vanilla ends at 1.92 nats and CALM at 2.02", f"{vanilla[12]:.2f} {calm[12]:.2f}" == "1.92 2.02"
@@ -51,7 +52,7 @@ def sentences(real):
     yield "more than nine of ten questions of each form", forms[spoken].exact_match.min() > 90
     easy = forms[~spoken & (forms.kind == "one fact")].exact_match
     hard = forms[~spoken & (forms.kind != "one fact")].exact_match
-    yield "In one word that is so for one fact only", easy.min() > 90
+    yield "In one word that holds only for questions about one fact", easy.min() > 90
     yield "it is 30 to 63 %", (math.floor(hard.min()), round(hard.max())) == (30, 63)
 
     runs = real("../small/90_training/ablations").set_index(["answer", "run"])
