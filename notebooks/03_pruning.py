@@ -322,7 +322,7 @@ experiment.save_figure(figure, "score_kept", drawn[[*labels, "reduction", "retai
 
 for name in tuned:
     rows = drawn[drawn.model == name].set_index(["task", "reduction"])
-    for task in tasks:
+    for task in rows.index.unique("task"):  # of a score of 0 nothing can be kept
         whole, fixed = rows.loc[(task, "unpruned")], rows.loc[(task, "fixed")]
         print(
             f"{figures.label(name)}, {figures.label(task)}, whole vocabulary -> fixed list:",
