@@ -340,7 +340,7 @@ if len(one):
         note=experiment.note(
             intervals="whiskers: 95 % intervals over inputs; grey: full depth against itself"
         ),
-        height=2.2,
+        height=3.0,
     )
     for axis, rows in panels:
         for row in rows[rows.kind == "verified"].itertuples():
