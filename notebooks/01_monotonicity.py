@@ -201,7 +201,9 @@ predicted = pd.concat(
 )
 
 # %%
-note = experiment.note(intervals=f"{figures.label(shown_task)}; shades: probabilities; red: where the prediction becomes final")
+note = experiment.note(
+    intervals=f"{figures.label(shown_task)}; shades: probabilities; red: where the prediction becomes final"
+)
 figure, panels = figures.panels(
     predicted,
     "percentile",
